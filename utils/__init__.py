@@ -1,0 +1,9 @@
+"""The course's shared code, one room per stage; a room imports only from floors below it."""
+import os
+
+# Set before any library reads them. Offline is the default: without it a single
+# `from_pretrained("gpt2")` on a machine without a network hangs for most of a minute.
+if os.environ.get("COURSE_ASSETS", "packaged") != "hub":
+    os.environ.setdefault("HF_HUB_OFFLINE", "1")
+os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
+os.environ.setdefault("HF_HUB_DISABLE_TELEMETRY", "1")

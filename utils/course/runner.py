@@ -100,6 +100,7 @@ class CourseEngine(Engine):
     @classmethod
     def execute_managed_notebook(cls, nb_man: Any, kernel_name: str, *, watch: Watch,
                                  cell_seconds: int, **unused: Any) -> None:
+        """Run every cell, telling the watch of each."""
         watch.result.cells = sum(c.cell_type == "code" for c in nb_man.nb.cells)
         client = PapermillNotebookClient(
             nb_man, kernel_manager_class=OwnKernelManager, kernel_name=kernel_name,

@@ -1,0 +1,86 @@
+"""The machine's readings and choices, each with its reason."""
+import torch
+
+from utils import common, profiles
+
+
+def test_an_error_is_what_where_and_next():
+    said = str(common.CourseError("it broke", common.ROOT / "build/x", "mend it"))
+    assert said == "it broke\n  where: build/x\n  next:  mend it"
+
+
+def test_an_error_in_a_notebook_is_its_message_alone():
+    assert common.CourseError("it broke")._render_traceback_() == ["CourseError: it broke"]
+
+
+def test_the_seed_reaches_every_generator():
+    import random
+
+    import numpy as np
+
+    def draw():
+        common.set_seed(3)
+        return random.random(), np.random.rand(), torch.rand(1).item()
+    assert draw() == draw()
+
+
+def test_bfloat16_is_chosen_only_where_it_is_faster(monkeypatch):
+    for times, dtype in (([2.0, 1.0], torch.bfloat16), ([1.0, 5.0], torch.float32)):
+        left = list(times)
+        monkeypatch.setattr(common, "fastest_of", lambda *given: left.pop(0))
+        assert common.choose_dtype("cpu").value is dtype
+
+
+def test_threads_follow_the_measurement_the_profile_and_the_environment(monkeypatch):
+    held = torch.get_num_threads()
+    monkeypatch.delenv("OMP_NUM_THREADS", raising=False)
+    try:
+        assert common.choose_threads(1).value == 1
+        torch.set_num_threads(2)
+        left = [1.0, 5.0]
+        monkeypatch.setattr(common, "fastest_of", lambda *given: left.pop(0))
+        assert common.choose_threads().value == 1
+        monkeypatch.setenv("OMP_NUM_THREADS", "2")
+        assert common.choose_threads().reason == "OMP_NUM_THREADS"
+    finally:
+        torch.set_num_threads(held)
+
+
+def test_tied_parameters_count_once():
+    a, b = torch.nn.Linear(4, 4, bias=False), torch.nn.Linear(4, 4, bias=False)
+    b.weight = a.weight
+    assert common.count_parameters(torch.nn.Sequential(a, b)) == 16
+
+
+def test_without_a_gpu_the_process_is_read(monkeypatch, capsys):
+    monkeypatch.setattr(common, "gpu_memory", lambda: [])
+    common.print_gpu_utilization()
+    assert "no NVIDIA GPU; this process holds" in capsys.readouterr().out
+
+
+def test_with_a_gpu_each_card_is_a_line(monkeypatch, capsys):
+    monkeypatch.setattr(common, "gpu_memory", lambda: [("H100", 10**9, 80 * 10**9)] * 2)
+    common.print_gpu_utilization()
+    assert capsys.readouterr().out.splitlines()[1] == "GPU 1 (H100): 1 GB of 80 GB used"
+
+
+def test_auto_takes_what_the_machine_can_carry(monkeypatch):
+    monkeypatch.delenv("COURSE_PROFILE", raising=False)
+    monkeypatch.setattr(profiles, "gpu_memory", lambda: [("H100", 0, 80 * 10**9)])
+    assert profiles.choose_profile("auto")[0] is profiles.GPU
+    monkeypatch.setattr(profiles, "gpu_memory", lambda: [("small", 0, 4 * 10**9)])
+    monkeypatch.setattr(profiles.os, "cpu_count", lambda: 2)
+    assert profiles.choose_profile("auto")[0] is profiles.SMOKE
+    monkeypatch.setenv("COURSE_PROFILE", "laptop")
+    assert profiles.choose_profile("auto")[0] is profiles.LAPTOP
+
+
+def test_sizes_fall_back_to_the_smaller_profile():
+    assert profiles.CLUSTER.pick(smoke=1, gpu=3) == 3
+    for sizes in ({"laptop": 1}, {"smoke": 1, "huge": 2}):
+        try:
+            profiles.SMOKE.pick(**sizes)
+        except ValueError as error:
+            assert "sizes are named" in str(error)
+        else:
+            raise AssertionError("a misspelt size was accepted")

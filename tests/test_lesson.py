@@ -1,0 +1,116 @@
+"""`Lesson`: artifacts, figures, exercises; and each thing that can be wrong with them."""
+import json
+
+import pytest
+
+from utils import lesson as module
+from utils.common import CourseError
+from utils.lesson import RECORD_TYPE, Lesson
+
+
+@pytest.fixture
+def shown(monkeypatch):
+    records = []
+    monkeypatch.setattr(module, "display", lambda data, raw: records.append(data))
+    return records
+
+
+@pytest.fixture
+def lesson(tmp_path, monkeypatch, shown):
+    monkeypatch.setenv("COURSE_BUILD", str(tmp_path))
+    return Lesson("05", "smoke", 1)
+
+
+def publish(lesson, name="thing", text="a", **settings):
+    with lesson.publish(name, **settings) as folder:
+        (folder / "a.txt").write_text(text)
+
+
+def test_what_is_published_can_be_needed(lesson):
+    publish(lesson, size=3)
+    assert (lesson.need("thing", size=3) / "a.txt").read_text() == "a"
+
+
+def test_a_missing_artifact_names_the_command(lesson):
+    with pytest.raises(CourseError, match="is not there(.|\n)*make run ONLY=.* PROFILE=smoke"):
+        lesson.need("thing")
+
+
+def test_a_flipped_byte_is_refused(lesson):
+    publish(lesson)
+    (lesson.folder("thing") / "a.txt").write_text("b")
+    with pytest.raises(CourseError, match="a.txt has changed"):
+        lesson.need("thing")
+
+
+@pytest.mark.parametrize("made, wanted", [({"size": 3}, {"size": 4}), ({}, {"size": 3}),
+                                          ({"rule": ["a", 1]}, {"rule": ["a", 2]})])
+def test_other_settings_are_refused(lesson, made, wanted):
+    publish(lesson, **made)
+    with pytest.raises(CourseError, match="was made with"):
+        lesson.need("thing", **wanted)
+
+
+def test_tuples_and_lists_are_the_same_setting(lesson):
+    publish(lesson, sizes=(1, 2))
+    lesson.need("thing", sizes=[1, 2])
+
+
+def test_another_seed_is_refused(lesson):
+    publish(lesson)
+    with pytest.raises(CourseError, match="was made with seed=1, not 2"):
+        Lesson("06", "smoke", 2).need("thing")
+
+
+def test_a_changed_input_makes_an_artifact_stale(lesson):
+    publish(lesson, "corpus")
+    later = Lesson("06", "smoke", 1)
+    later.need("corpus")
+    publish(later, "tokenizer")
+    later.need("tokenizer")
+    publish(lesson, "corpus", text="other")
+    with pytest.raises(CourseError, match="was made from another 'corpus'"):
+        Lesson("07", "smoke", 1).need("tokenizer")
+
+
+def test_an_unknown_profile_is_a_course_error():
+    with pytest.raises(CourseError, match="unknown profile 'smok'"):
+        Lesson("05", "smok")
+
+
+def test_a_figure_is_shown_and_stored(lesson, shown):
+    lesson.record("ratio", 3.71, "x", source=3.62)
+    assert shown[-1]["text/plain"] == "ratio: 3.71 x   (the classic text: 3.62)"
+    assert shown[-1][RECORD_TYPE]["value"] == 3.71
+    json.dumps(shown[-1])
+
+
+def ask(lesson, check, answer):
+    """Judge a check whose notebook holds one answer; the verdict."""
+    space = {"lesson": lesson, "answer": answer}
+    exec(check, space)
+    return space
+
+
+CHECK = "@lesson.exercise('05.1')\ndef check():\n    assert answer({0}) == 4, 'twice two is four'"
+
+
+@pytest.mark.parametrize("answer, verdict", [
+    (lambda x: 2 * x, "pass"), (lambda x: x, "fail"), (..., "not attempted"),
+    (lambda x: 1 / 0, "fail"), (lambda x: exec("raise NotImplementedError"), "not attempted")])
+def test_verdicts(lesson, shown, answer, verdict):
+    ask(lesson, CHECK.format(2), answer)
+    assert shown[-1][RECORD_TYPE]["verdict"] == verdict
+
+
+def test_wrong_answers_are_judged_and_the_solution_put_back(lesson, shown):
+    space = ask(lesson, CHECK.format(2), ...)
+    space["answer"] = double = lambda x: 2 * x
+    lesson.solution("05.1", wrong={"answer": [lambda x: x, lambda x: x + 3]})
+    assert [s[RECORD_TYPE]["verdict"] for s in shown] == ["not attempted", "pass", "fail", "fail"]
+    assert space["answer"] is double
+
+
+def test_a_solution_without_a_check_says_so(lesson):
+    with pytest.raises(CourseError, match="has no check yet"):
+        lesson.solution("05.9")

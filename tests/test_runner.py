@@ -168,11 +168,43 @@ def test_a_figure_outside_expected_fails_the_run(course):
     assert done.returncode == 1 and "figure a: 7 is outside 8 ± 0.5" in done.stderr
 
 
-def test_a_full_disk_is_one_message(course):
+def test_a_folder_that_cannot_be_is_one_message(course):
     course.add("00_a.ipynb", PARAMETERS, "1")
-    done = course.run("run", COURSE_BUILD="/dev/full/build")
+    done = course.run("run", COURSE_BUILD="/dev/null/build")
     assert done.returncode == 1 and "Traceback" not in done.stderr
-    assert "cannot write here" in done.stderr or "the disk is full" in done.stderr
+    assert "cannot write here" in done.stderr
+
+
+@pytest.fixture
+def small_disk(tmp_path):
+    """A disk of one megabyte, where we may mount one."""
+    place = tmp_path / "small"
+    place.mkdir()
+    if subprocess.run(["mount", "-t", "tmpfs", "-o", "size=1m", "tmpfs", str(place)],
+                      capture_output=True).returncode:
+        pytest.skip("no right to mount a small disk")
+    yield place
+    subprocess.run(["umount", "-l", str(place)], check=True)
+
+
+@pytest.mark.skipif(not shutil.which("mount"), reason="Linux")
+def test_a_full_disk_is_one_message_and_leaves_no_half_artifact(course, small_disk):
+    course.add("00_a.ipynb", PARAMETERS, lesson_cell("00"),
+               'with lesson.publish("thing") as folder:\n    (folder / "a").write_bytes(bytes(3 << 20))')
+    done = course.run("run", COURSE_BUILD=str(small_disk / "build"))
+    assert done.returncode == 1 and "CourseError: the disk is full" in done.stdout
+    assert "Traceback" not in done.all
+    assert list((small_disk / "build/artifacts/smoke").iterdir()) == []
+
+
+@pytest.mark.skipif(not shutil.which("mount"), reason="Linux")
+def test_a_read_only_disk_is_one_message(course, small_disk):
+    course.add("00_a.ipynb", PARAMETERS, "1")
+    if subprocess.run(["mount", "-o", "remount,ro", str(small_disk)], capture_output=True).returncode:
+        pytest.skip("no right to mount it read-only")
+    done = course.run("run", COURSE_BUILD=str(small_disk / "build"))
+    assert done.returncode == 1 and "cannot write here: Read-only file system" in done.stderr
+    assert "Traceback" not in done.stderr
 
 
 def test_without_a_kernel_the_message_says_what_to_install(monkeypatch, capsys):

@@ -6,7 +6,7 @@ import pytest
 
 from utils.common import PACKAGE
 
-FLOORS = {"__init__": 0, "common": 0, "bootstrap": 0, "profiles": 1, "folders": 1, "notebooks": 1, "memory": 1,
+FLOORS = {"__init__": 0, "common": 0, "bootstrap": 0, "profiles": 1, "folders": 1, "notebooks": 1, "memory": 1, "fingerprints": 1,
           "assets": 2, "lesson": 2, "course": 4}  # 3: the rooms of the stages
 FILES = sorted(PACKAGE.rglob("*.py"))
 

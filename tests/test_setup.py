@@ -1,0 +1,349 @@
+"""The files around the lessons hold to one another, to the code, and to what is on disk."""
+from __future__ import annotations
+
+import functools
+import hashlib
+import importlib.metadata as metadata
+import re
+import tomllib
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+from packaging.markers import Marker
+from packaging.requirements import Requirement
+from packaging.specifiers import SpecifierSet
+from packaging.utils import canonicalize_name
+
+from utils import assets
+from utils.profiles import PROFILES
+
+ROOT = Path(__file__).resolve().parent.parent
+PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))]
+WORKFLOWS = sorted((ROOT / ".github" / "workflows").glob("*.yml"))
+APACHE = "cfc7749b96f63bd31c3c42b5c471bf756814053e847c10f3eb003417bc523d30"  # apache.org's own text
+MACHINES = {f"{system} {python}": {"python_version": python.rpartition(".")[0],
+                                   "python_full_version": python, "sys_platform": system}
+            for system in ("linux", "darwin", "win32") for python in ("3.11.2", "3.11.9", "3.13.1")}
+
+
+@functools.cache
+def read(name: str) -> str:
+    """A file of the repository."""
+    return (ROOT / name).read_text(encoding="utf-8")
+
+
+@functools.cache
+def project() -> dict[str, Any]:
+    """pyproject.toml."""
+    return tomllib.loads(read("pyproject.toml"))
+
+
+def requirements(name: str) -> list[Requirement]:
+    """The requirements in a file of lines, comments and options left out."""
+    lines = [re.sub(r"(^|\s)#.*", "", line).strip() for line in read(name).splitlines()]
+    return [Requirement(line) for line in lines if line and not line.startswith("-")]
+
+
+def extras() -> dict[str, list[Requirement]]:
+    """The optional groups."""
+    groups = project()["project"]["optional-dependencies"]
+    return {name: [Requirement(line) for line in lines] for name, lines in groups.items()}
+
+
+def pins_on(machine: str) -> dict[str, list[str]]:
+    """The releases that constraints.txt allows on a machine, by package."""
+    pins: dict[str, list[str]] = {}
+    for pin in requirements("constraints.txt"):
+        if pin.marker is None or Marker(str(pin.marker)).evaluate(MACHINES[machine]):
+            pins.setdefault(canonicalize_name(pin.name), []).append(str(pin.specifier))
+    return pins
+
+
+# requirements -----------------------------------------------------------------------------------
+
+
+def test_requirements_and_pyproject_say_the_same() -> None:
+    named = {str(r) for r in requirements("requirements.txt")}
+    assert named == {str(Requirement(line)) for line in project()["project"]["dependencies"]}
+
+
+def test_requirements_end_by_installing_the_repository_in_place() -> None:
+    lines = [line for line in read("requirements.txt").splitlines() if line.strip()]
+    assert lines[-1].split() == ["-e", "."]
+
+
+def test_every_requirement_has_a_reason() -> None:
+    lines = [line for line in read("requirements.txt").splitlines() if re.match(r"[a-z]", line)]
+    assert [line for line in lines if "  # " not in line] == []
+
+
+def test_environment_takes_python_from_conda_and_the_rest_from_requirements() -> None:
+    held = yaml.safe_load(read("environment.yml"))
+    assert held["name"] == project()["project"]["name"]
+    assert held["channels"] == ["conda-forge", "nodefaults"]
+    python, pip, rest = held["dependencies"]
+    assert pip == "pip" and rest == {"pip": ["-r requirements.txt"]}
+    name, version = python.split("=")
+    assert name == "python"
+    assert SpecifierSet(project()["project"]["requires-python"]).contains(version)
+
+
+def test_the_package_named_pynvml_is_nowhere() -> None:
+    groups = [requirements("requirements.txt"), requirements("constraints.txt"), *extras().values()]
+    names = {canonicalize_name(r.name) for group in groups for r in group}
+    assert "nvidia-ml-py" in names and "pynvml" not in names
+    installed = {canonicalize_name(d.name) for d in metadata.distributions()}
+    assert "pynvml" not in installed, "it makes every `import torch` warn: uninstall it"
+
+
+# constraints ------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("machine", MACHINES)
+def test_constraints_pin_each_requirement_once_and_within_its_range(machine: str) -> None:
+    pins = pins_on(machine)
+    for need in requirements("requirements.txt"):
+        held = pins.get(canonicalize_name(need.name), [])
+        assert len(held) == 1, f"{need.name} is pinned {len(held)} times on {machine}"
+        assert need.specifier.contains(held[0].removeprefix("==")), f"{need} against {held[0]}"
+
+
+@pytest.mark.parametrize("machine", MACHINES)
+def test_constraints_are_exact_and_do_not_contradict_themselves(machine: str) -> None:
+    pins = pins_on(machine)
+    assert [name for name, held in pins.items() if len(held) != 1] == []
+    loose = [held[0] for held in pins.values() if not re.fullmatch(r"==[0-9][0-9a-z.]*", held[0])]
+    assert loose == [], "an exact release, without a local label such as +cpu"
+
+
+def test_constraints_leave_the_optional_groups_possible() -> None:
+    pins = pins_on("linux 3.13.1")
+    needs = [need for group in extras().values() for need in group]
+    held = [(need, pins.get(canonicalize_name(need.name))) for need in needs]
+    assert [str(n) for n, pin in held if pin and not n.specifier.contains(pin[0][2:])] == []
+
+
+def test_constraints_cover_what_the_requirements_bring_along() -> None:
+    pins = {canonicalize_name(r.name) for r in requirements("constraints.txt")}
+    here = {canonicalize_name(d.name): d for d in metadata.distributions()}
+    todo = [canonicalize_name(r.name) for r in requirements("requirements.txt")]
+    seen: set[str] = set()
+    while todo:
+        name = todo.pop()
+        if name in seen or name not in here or name.startswith(("nvidia-", "cuda-", "triton")):
+            continue  # torch pins its own CUDA packages
+        seen.add(name)
+        needs = [Requirement(line) for line in here[name].requires or []]
+        todo += [canonicalize_name(n.name) for n in needs
+                 if n.marker is None or n.marker.evaluate({"extra": ""})]
+    assert len(seen) > 100, "the requirements are not installed here"
+    assert sorted(seen - pins) == []
+
+
+# README -----------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("group", project()["project"]["optional-dependencies"])
+def test_readme_names_every_group_with_a_lesson(group: str) -> None:
+    row = re.search(rf"^\| `{group}` \|([^|]+)\|([^|]+)\|$", read("README.md"), re.M)
+    assert row, f"no row for {group}"
+    assert re.search(r"\b\d\d\b", row[2]), f"the row of {group} names no lesson"
+
+
+def test_readme_names_no_group_that_is_not_there() -> None:
+    section = read("README.md").split("## Optional groups")[1].split("\n## ")[0]
+    rows = re.findall(r"^\| `(\w+)` \|", section, re.M)
+    assert rows == list(project()["project"]["optional-dependencies"])
+    assert set(re.findall(r"\.\[(\w+)\]", section)) <= set(rows)
+
+
+def test_readme_and_makefile_know_the_same_variables() -> None:
+    section = read("README.md").split("## Variables")[1].split("\n## ")[0]
+    named = set(re.findall(r"^\| `([A-Z_]+)` \|", section, re.M))
+    makefile = set(re.findall(r"^([A-Z_]+) *\?=", read("Makefile"), re.M))
+    code = "".join(p.read_text(encoding="utf-8") for p in (ROOT / "utils").rglob("*.py"))
+    assert makefile <= named
+    assert {name for name in named - makefile if f'"{name}"' not in code} == set()
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda p: p.name)
+def test_pages_name_only_targets_that_exist(page: Path) -> None:
+    targets = set(re.findall(r"^([a-z]+):", read("Makefile"), re.M))
+    text = page.read_text(encoding="utf-8")
+    commands = re.findall(r"(?:`|^|&& |=\S+ )make ([a-z]+)\b", text, re.M)
+    assert set(commands) <= targets
+    assert commands or page.name != "README.md"
+
+
+@pytest.mark.parametrize("profile", PROFILES.values(), ids=lambda p: p.name)
+def test_readme_shows_the_profiles_as_they_are(profile: Any) -> None:
+    row = (f"| `{profile.name}` | {profile.machine} | {profile.cell_seconds:,} s "
+           f"| {profile.notebook_seconds:,} s |")
+    assert row in read("README.md")
+
+
+def test_readme_says_what_the_assets_cost() -> None:
+    every = assets.catalogue().values()
+    fetched, kept = (sum(getattr(a, what) for a in every) / 1000 for what in ("megabytes", "disk"))
+    assert f"| at most {fetched:.1f} GB | at most {kept:.1f} GB |" in read("README.md")
+
+
+def test_pages_name_the_torch_that_is_pinned() -> None:
+    text = "".join(page.read_text(encoding="utf-8") for page in PAGES)
+    named = set(re.findall(r"torch(==[0-9.]*[0-9])", text))
+    assert named == set(pins_on("linux 3.11.9")["torch"])
+
+
+def test_readme_keeps_the_marks_between_which_the_table_is_written() -> None:
+    marks = [read("README.md").count(f"<!-- lessons:{mark} -->") for mark in ("begin", "end")]
+    assert marks == [1, 1]
+
+
+def test_readme_tree_names_what_is_there_and_every_room() -> None:
+    tree = read("README.md").split("## What is where")[1].split("```")[1]
+    named = re.findall(r"^(\S+?)/? {2,}", tree, re.M)
+    rooms = re.findall(r"^  (\S+?)/? {2,}", tree, re.M)
+    tops = [name for name in named if name]
+    there = {p.name for p in ROOT.iterdir()} | {"launch", "results"}  # git keeps no empty folder
+    assert set(tops) <= there, set(tops) - there
+    there = {p.name for p in (ROOT / "utils").iterdir() if p.suffix == ".py" or p.name == "course"}
+    assert set(rooms) == there - {"__init__.py"}
+
+
+# links ------------------------------------------------------------------------------------------
+
+
+def anchors(text: str) -> set[str]:
+    """The anchors that headings of a page get."""
+    heads = re.findall(r"^#+ (.+)$", text, re.M)
+    return {re.sub(r"[^\w\- ]", "", head.lower()).strip().replace(" ", "-") for head in heads}
+
+
+def dead_links(page: Path) -> list[str]:
+    """The relative links of a page that lead nowhere."""
+    text = re.sub(r"```.*?```", "", page.read_text(encoding="utf-8"), flags=re.S)
+    dead = []
+    for link in re.findall(r"\]\(([^)\s]+)\)", text):
+        if re.match(r"[a-z]+:", link):
+            continue
+        name, _, anchor = link.partition("#")
+        target = page.parent / name if name else page
+        if not target.exists():
+            dead.append(link)
+        elif anchor and anchor not in anchors(target.read_text(encoding="utf-8")):
+            dead.append(link)
+    return dead
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda p: p.name)
+def test_relative_links_lead_somewhere(page: Path) -> None:
+    assert dead_links(page) == []
+
+
+def test_a_dead_link_is_noticed(tmp_path: Path) -> None:
+    page = tmp_path / "page.md"
+    page.write_text("# One\n[a](gone.md) [b](#one) [c](#two) [d](page.md) [e](https://x.org)\n")
+    assert dead_links(page) == ["gone.md", "#two"]
+
+
+def test_the_site_lists_every_page() -> None:
+    site = yaml.safe_load(read("mkdocs.yml"))
+    listed = [name for entry in site["nav"] for name in entry.values()]
+    assert sorted(listed) == sorted(p.name for p in (ROOT / "docs").glob("*.md"))
+    assert site["repo_url"] == project()["project"]["urls"]["Repository"]
+
+
+# docs -------------------------------------------------------------------------------------------
+
+
+def test_troubleshooting_quotes_our_messages_as_they_are() -> None:
+    rooms = [path.read_text(encoding="utf-8") for path in (ROOT / "utils").rglob("*.py")]
+    code = "\n".join([read("Makefile"), *rooms])
+    code = re.sub(r'"\s*\n\s*f?"', "", code)  # strings that go on in the next line
+    blocks = re.findall(r"```console\n(.*?)```", read("docs/troubleshooting.md"), re.S)
+    lines = [line.removeprefix("CourseError: ") for block in blocks for line in block.splitlines()]
+    parts = [part.strip(" :") for line in lines for part in line.split("…")]
+    assert len(lines) > 15
+    assert [part for part in parts if part not in code] == []
+
+
+def test_troubleshooting_gives_each_symptom_one_thing_to_do() -> None:
+    page = read("docs/troubleshooting.md")
+    entries = re.findall(r"^### ([^\n]+)\n(.*?)(?=^##|\Z)", page, re.M | re.S)
+    assert len(entries) > 30
+    assert [head for head, body in entries if body.count("**Do:**") != 1] == []
+
+
+def test_glossary_is_sorted_and_has_each_word_once() -> None:
+    parts = read("docs/glossary.md").split("\n## ")[1:]
+    words = [re.findall(r"^- \*\*(.+?)\*\*: ", part, re.M) for part in parts]
+    assert [sorted(w, key=str.lower) for w in words] == words
+    every = [word for part in words for word in part]
+    assert len(every) == len(set(every)) > 45
+
+
+# legal ------------------------------------------------------------------------------------------
+
+
+def test_licence_holds_the_full_apache_text_and_names_both() -> None:
+    note, line, text = read("LICENSE").partition("-" * 80 + "\n\n")
+    assert hashlib.sha256(text.encode()).hexdigest() == APACHE
+    assert "https://creativecommons.org/licenses/by/4.0/legalcode" in note
+    assert project()["project"]["license"] == "Apache-2.0 AND CC-BY-4.0"
+
+
+def test_citation_agrees_with_the_project() -> None:
+    held, facts = yaml.safe_load(read("CITATION.cff")), project()["project"]
+    assert held["cff-version"] == "1.2.0"
+    assert str(held["version"]) == facts["version"]
+    assert held["repository-code"] == facts["urls"]["Repository"]
+    assert held["license"] == facts["license"].split(" AND ")
+    assert held["authors"] == [{"name": "The Transformers, End to End authors"}]
+    assert f"version {facts['version']}" in read("README.md")
+
+
+# workflows --------------------------------------------------------------------------------------
+
+
+def steps(name: str) -> list[dict[str, Any]]:
+    """Every step of every job of a workflow."""
+    jobs = yaml.safe_load(read(f".github/workflows/{name}.yml"))["jobs"]
+    return [step for job in jobs.values() for step in job["steps"]]
+
+
+@pytest.mark.parametrize("path", WORKFLOWS, ids=lambda p: p.stem)
+def test_workflows_parse_and_pin_actions_by_major_version(path: Path) -> None:
+    held = yaml.safe_load(path.read_text(encoding="utf-8"))
+    assert held[True], "`on:` is read as true by YAML 1.1, and by GitHub as it should be"
+    assert held["permissions"]["contents"] == "read" and held["concurrency"]
+    for job in held["jobs"].values():
+        assert job["timeout-minutes"] <= 60
+    used = [step["uses"] for step in steps(path.stem) if "uses" in step]
+    assert used and all(re.fullmatch(r"[\w-]+/[\w-]+@v\d+", name) for name in used)
+
+
+@pytest.mark.parametrize("name", ["ci", "canary"])
+def test_workflows_run_the_two_commands(name: str) -> None:
+    commands = " ; ".join(step.get("run", "") for step in steps(name))
+    assert re.search(r"\bmake test\b", commands) and re.search(r"\bmake run\b", commands)
+
+
+def test_ci_covers_the_pythons_and_the_systems() -> None:
+    jobs = yaml.safe_load(read(".github/workflows/ci.yml"))["jobs"]
+    assert jobs["course"]["strategy"]["matrix"]["python"] == ["3.11", "3.13"]
+    systems = {name.split("-")[0] for name in jobs["units"]["strategy"]["matrix"]["os"]}
+    assert systems == {"macos", "windows"}
+    commands = [step.get("run", "") for step in jobs["units"]["steps"]]
+    assert any("-c constraints.txt -r requirements.txt" in c for c in commands)
+    assert any('-m "not slow"' in c for c in commands)
+
+
+def test_canary_takes_no_constraints_and_opens_an_issue() -> None:
+    commands = " ; ".join(step.get("run", "") for step in steps("canary"))
+    assert "-c constraints.txt" not in commands and "gh issue create" in commands
+    permissions = yaml.safe_load(read(".github/workflows/canary.yml"))["permissions"]
+    assert permissions["issues"] == "write"
+    loosened = re.sub(r",<[0-9.]+", "", read("requirements.txt"))  # what its sed does
+    assert "<" not in re.sub(r"#.*", "", loosened), "a range that the canary would still hold"

@@ -100,7 +100,9 @@ def outputs(notebook: NotebookNode) -> Iterator[str]:
         if speaks and not cell.outputs and not tags(cell) & QUIET:
             yield f"no output: {start}…"
         for output in cell.outputs:
-            if output.output_type == "error" and "raises-exception" not in tags(cell):
+            if re.search(r"\bhf_[A-Za-z0-9]{20,}", text_of(output)):
+                yield f"a hub token in the output of: {start}…"
+            if output.output_type == "error":
                 yield f"an error in: {start}…"
             if output.output_type == "stream" and output.name == "stderr":
                 yield f"something on stderr in: {start}…"

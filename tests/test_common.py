@@ -26,8 +26,7 @@ def test_the_seed_reaches_every_generator():
 
 def test_bfloat16_is_chosen_only_where_it_is_faster(monkeypatch):
     for times, dtype in (([2.0, 1.0], torch.bfloat16), ([1.0, 5.0], torch.float32)):
-        left = list(times)
-        monkeypatch.setattr(common, "fastest_of", lambda *given: left.pop(0))
+        monkeypatch.setattr(common, "fastest_of", lambda *given, repeats: times)
         assert common.choose_dtype("cpu").value is dtype
 
 
@@ -37,9 +36,10 @@ def test_threads_follow_the_measurement_the_profile_and_the_environment(monkeypa
     try:
         assert common.choose_threads(1).value == 1
         torch.set_num_threads(2)
-        left = [1.0, 5.0]
-        monkeypatch.setattr(common, "fastest_of", lambda *given: left.pop(0))
-        assert common.choose_threads().value == 1
+        for times, chosen in (([1.0, 0.9], 1), ([1.0, 5.0], 1), ([1.0, 0.6], 2)):
+            monkeypatch.setattr(common, "fastest_of", lambda *given: times)
+            torch.set_num_threads(2)
+            assert common.choose_threads().value == chosen
         monkeypatch.setenv("OMP_NUM_THREADS", "2")
         assert common.choose_threads().reason == "OMP_NUM_THREADS"
     finally:

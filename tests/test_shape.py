@@ -81,6 +81,7 @@ BAD = {
     "error": (error, "an error in"),
     "stderr": (change(5, outputs=[stream("hm", "stderr")]), "on stderr"),
     "warning": (change(5, outputs=[stream("FutureWarning: soon")]), "a warning"),
+    "token": (change(5, outputs=[stream("hf_" + "aB3" * 9)]), "a hub token"),
     "path": (change(5, outputs=[stream("saved in /home/me/x")]), "an absolute path"),
     "path in code": (change(5, source='print("/home/me/x")'), "an absolute path in"),
     "does not parse": (change(5, source="print("), "does not parse"),

@@ -227,10 +227,10 @@ def dequantize(folder: Path) -> None:
 PREPARE = {"": lambda folder: None, "dequantize": dequantize}
 
 
-def wanted_by(only: str) -> list[str]:
-    """The assets that the notebooks named by `05`, `04-07` or nothing (all) take."""
-    codes = [notebook_code(path) for path in select(only)]
-    return list(dict.fromkeys(name for code in codes for name in called_with(code, "asset")))
+def taken_by(*paths: Path) -> list[Asset]:
+    """The assets that some notebooks take; a name that is not in the catalogue is their lesson."""
+    names = [name for path in paths for name in called_with(notebook_code(path), "asset")]
+    return [catalogue()[name] for name in dict.fromkeys(names) if name in catalogue()]
 
 
 def main(arguments: list[str] | None = None) -> int:
@@ -242,8 +242,8 @@ def main(arguments: list[str] | None = None) -> int:
     parser.add_argument("--again", action="store_true", help="fetch even what is here")
     given = parser.parse_args(arguments)
     try:
-        names = given.names or (catalogue() if given.lessons is None else wanted_by(given.lessons))
-        for item in map(find, names):
+        every = catalogue().values() if given.lessons is None else taken_by(*select(given.lessons))
+        for item in [find(name) for name in given.names] or every:
             if given.action == "fetch":
                 fetch(item.name, given.again)
             else:

@@ -77,14 +77,15 @@ def set_seed(seed: int) -> None:
     torch.manual_seed(seed)
 
 
-def fastest_of(work: Callable[[], object], repeats: int = 3) -> float:
-    """Seconds of the fastest of a few runs; the first, which warms caches, is not counted."""
-    times = []
+def fastest_of(*works: Callable[[], object], repeats: int = 5) -> list[float]:
+    """Seconds of the fastest run of each, taken in turn; the first, which warms caches, not counted."""
+    times: list[list[float]] = [[] for _ in works]
     for _ in range(repeats + 1):
-        start = time.perf_counter()
-        work()
-        times.append(time.perf_counter() - start)
-    return min(times[1:])
+        for work, kept in zip(works, times):
+            start = time.perf_counter()
+            work()
+            kept.append(time.perf_counter() - start)
+    return [min(kept[1:]) for kept in times]
 
 
 def choose_device() -> Choice:
@@ -105,26 +106,31 @@ def choose_dtype(device: str) -> Choice:
         return Choice(torch.bfloat16, "the GPU computes it natively")
     if device != "cpu":
         return Choice(torch.float32, "this GPU has no bfloat16 of its own")
-    squares = [torch.ones(384, 384, dtype=dtype) for dtype in (torch.float32, torch.bfloat16)]
-    full, half = (fastest_of(lambda: square @ square, 20) for square in squares)
+    wide, narrow = (torch.ones(384, 384, dtype=dtype) for dtype in (torch.float32, torch.bfloat16))
+    full, half = fastest_of(lambda: wide @ wide, lambda: narrow @ narrow, repeats=20)
     if full / half > 1.3:
         return Choice(torch.bfloat16, f"a matrix product is {full / half:.1f}x as fast as in float32")
     return Choice(torch.float32, f"bfloat16 runs at {full / half:.1f}x its speed on this CPU")
 
 
 def choose_threads(fixed: int | None = None) -> Choice:
-    """One thread or all: on shared cores, waiting for each other costs more than it gains."""
+    """All threads only for a clear gain: on shared cores, waiting for each other costs more."""
     import torch
 
     if fixed:
         return Choice(fixed, "fixed by the profile, so that figures repeat")
     if os.environ.get("OMP_NUM_THREADS"):
         return Choice(torch.get_num_threads(), "OMP_NUM_THREADS")
-    seconds, layer, batch = {}, torch.nn.Linear(256, 256), torch.ones(256, 256)
-    for threads in sorted({1, torch.get_num_threads()}):
+    layer, batch, many = torch.nn.Linear(256, 256), torch.ones(256, 256), torch.get_num_threads()
+
+    def work(threads: int) -> None:
         torch.set_num_threads(threads)
-        seconds[threads] = fastest_of(lambda: [layer(batch) for _ in range(40)])
-    return Choice(min(seconds, key=seconds.get), f"fastest of {list(seconds)} on small layers")
+        for _ in range(40):
+            layer(batch)
+
+    one, all_ = fastest_of(lambda: work(1), lambda: work(many))
+    said = f"{many} run small layers {one / all_:.1f}x as fast as one"
+    return Choice(many if one / all_ > 1.25 else 1, said)
 
 
 def format_bytes(count: float) -> str:

@@ -35,11 +35,11 @@ class Lesson:
         self.number, self.seed = number, seed
         self.profile, why = choose_profile(profile)
         self.device = common.choose_device()
-        self.dtype = common.choose_dtype(self.device.value)
         self.threads = common.choose_threads(self.profile.threads)
+        torch.set_num_threads(self.threads.value)
+        self.dtype = common.choose_dtype(self.device.value)
         self._inputs: dict[str, str] = {}
         self._checks: dict[str, Callable[[], None]] = {}
-        torch.set_num_threads(self.threads.value)
         common.set_seed(seed)
         facts = common.machine_facts()
         versions = [f"{name} {facts[name]}" for name in ("python", "torch", "transformers", "datasets")]

@@ -68,7 +68,7 @@ def facts_of(path: Path) -> dict[str, Any]:
     project = tomllib.loads((PACKAGE.parent / "pyproject.toml").read_text(encoding="utf-8"))["project"]
     return {**given, "number": path.name[:2], "file": path.name, "title": title_of(path),
             "repository": project["urls"]["Repository"], "costs": costs(path.name[:2]),
-            "assets": [assets.find(name) for name in called_with(code, "asset")],
+            "assets": assets.taken_by(path),
             "takes": {name: maker_of(name) for name in called_with(code, "need")},
             "makes": called_with(code, "publish"), "before": near[0], "after": near[1]}
 

@@ -85,7 +85,7 @@ def disk_of(path: Path, profile: Profile) -> int:
     """Bytes of the assets that a lesson takes and of the artifacts that it makes."""
     code, artifacts = notebook_code(path), build_folder() / "artifacts" / profile.name
     made = [folders.read_manifest(artifacts / name) or {} for name in called_with(code, "publish")]
-    taken = [assets.find(name).disk * 10**6 for name in called_with(code, "asset")]
+    taken = [asset.disk * 10**6 for asset in assets.taken_by(path)]
     return sum(taken) + sum(manifest.get("bytes", 0) for manifest in made)
 
 

@@ -91,7 +91,8 @@ class OwnKernelManager(AsyncKernelManager):
 
     def __init__(self, **given: Any) -> None:
         super().__init__(kernel_spec_manager=OwnKernels(), **given)
-        self.transport = "ipc" if os.name == "posix" else "tcp"
+        if os.name == "posix":
+            self.transport, self.ip = "ipc", os.path.join(os.environ["JUPYTER_RUNTIME_DIR"], "kernel")
 
 
 class CourseEngine(Engine):
@@ -106,10 +107,10 @@ class CourseEngine(Engine):
             nb_man, kernel_manager_class=OwnKernelManager, kernel_name=kernel_name,
             timeout=cell_seconds, startup_timeout=120, log=logging.getLogger("papermill"),
             on_cell_execute=lambda **_: watch.next_cell())
-        env = {**os.environ, TOKEN: watch.token}
         with tempfile.TemporaryDirectory(prefix="k") as runtime, open(watch.log, "wb") as log:
-            env["JUPYTER_RUNTIME_DIR"] = os.environ["JUPYTER_RUNTIME_DIR"] = runtime
-            client.execute(env=env, stdout=log, stderr=log)
+            os.environ["JUPYTER_RUNTIME_DIR"] = runtime
+            quiet = {"TQDM_DISABLE": "1", "HF_HUB_DISABLE_PROGRESS_BARS": "1", TOKEN: watch.token}
+            client.execute(env={**os.environ, **quiet}, stdout=log, stderr=log)
 
 
 papermill_engines.register("course", CourseEngine)

@@ -1,0 +1,78 @@
+"""What is generated: complete, stable, and found stale when it is not."""
+import re
+
+import nbformat
+import pytest
+from conftest import PARAMETERS
+
+from utils.course import generate
+
+
+@pytest.fixture
+def two(course, monkeypatch):
+    """Two lessons with generated cells; the first makes what the second takes."""
+    for name, code in (("00_first.ipynb", 'lesson.publish("thing")'),
+                       ("01_second.ipynb", 'lesson.need("thing"); asset("minilm"); asset("unknown")')):
+        path = course.add(name, ("", "bootstrap"), PARAMETERS, code)
+        notebook = nbformat.read(path, 4)
+        for tag, place in (("header", 0), ("footer", 99)):
+            cell = nbformat.v4.new_markdown_cell("", metadata={"tags": [tag]})
+            notebook.cells.insert(place, cell)
+        notebook.metadata["course"] = {"title": name[3:8], "summary": "It does.", "needs": "time",
+                                       "goals": ["see", "do", "tell"]}
+        nbformat.write(notebook, path)
+    monkeypatch.setattr(generate, "ROOT", course.root)
+    monkeypatch.setattr("utils.notebooks.ROOT", course.root)
+    generate.maker_of.__globals__["makers"].cache_clear()
+    yield course
+    generate.maker_of.__globals__["makers"].cache_clear()
+
+
+def header(course, name):
+    return nbformat.read(course.root / "notebooks" / name, 4).cells[0].source
+
+
+def test_sync_once_is_enough_and_stale_is_found(two):
+    assert len(generate.stale()) == 3
+    assert len(generate.sync()) == 3
+    assert generate.sync() == [] and generate.stale() == []
+    path = two.root / "notebooks/00_first.ipynb"
+    path.write_text(path.read_text().replace('"summary": "It does."', '"summary": "It did."'))
+    assert path in generate.stale()
+
+
+def test_a_header_says_what_is_taken_made_and_near(two):
+    generate.sync()
+    first, second = header(two, "00_first.ipynb"), header(two, "01_second.ipynb")
+    assert "after: [01 · secon](01_second.ipynb)" in first and "before" not in first
+    assert "**It makes** the artifact `thing`" in first
+    assert "the artifact `thing` of lesson 00" in second and "84 MB to fetch" in second
+    assert "unknown" not in second
+
+
+def test_tables_and_lists_begin_a_paragraph(two):
+    generate.sync()
+    for name in ("00_first.ipynb", "01_second.ipynb"):
+        assert re.search(r"\n\n\| profile \|", header(two, name))
+        assert re.search(r"\n\n- see\n- do", header(two, name))
+
+
+def test_recorded_runs_become_the_cost_card(two):
+    from utils import folders
+
+    (two.root / "results").mkdir()
+    cost = {"seconds": 61, "peak_bytes": 1_234_000_000, "disk_bytes": 0, "machine": "2 cores"}
+    folders.write_json(two.root / "results/smoke.json", {"notebooks": {"00": cost}})
+    generate.sync()
+    assert "| smoke | 70 s | 1.3 GB | nothing | 2 cores |" in header(two, "00_first.ipynb")
+    assert "| 00 · first" not in header(two, "00_first.ipynb")
+    assert "70 s" in (two.root / "README.md").read_text()
+
+
+def test_outputs_survive_sync(two):
+    path = two.root / "notebooks/00_first.ipynb"
+    notebook = nbformat.read(path, 4)
+    notebook.cells[3].outputs = [nbformat.v4.new_output("stream", text="kept")]
+    nbformat.write(notebook, path)
+    generate.sync()
+    assert nbformat.read(path, 4).cells[3].outputs[0].text == "kept"

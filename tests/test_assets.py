@@ -98,16 +98,26 @@ def test_an_unknown_asset_lists_the_names(toy):
         assets.asset("tot")
 
 
-def test_the_hub_gives_its_name_when_it_answers_and_an_error_when_not(toy, monkeypatch):
+def test_with_the_hub_a_model_comes_by_its_name(toy, monkeypatch):
     import socket
-    import time
 
+    import huggingface_hub
+
+    asked = []
+    monkeypatch.setattr(huggingface_hub, "snapshot_download", lambda name, **rest: asked.append(name) or "/x/c0ffee")
+    monkeypatch.setenv("COURSE_ASSETS", "hub")
     with socket.socket() as server:
         server.bind(("127.0.0.1", 0))
         server.listen()
-        monkeypatch.setenv("COURSE_ASSETS", "hub")
         monkeypatch.setenv("HF_ENDPOINT", f"http://127.0.0.1:{server.getsockname()[1]}")
-        assert assets.asset("toy") == "us/toy"
+        assert assets.asset("toy") == "/x/c0ffee" and asked == ["us/toy"]
+
+
+def test_a_hub_that_is_out_of_reach_is_told_within_seconds(toy, monkeypatch):
+    import time
+
+    monkeypatch.setenv("COURSE_ASSETS", "hub")
+    monkeypatch.setenv("HF_ENDPOINT", "http://127.0.0.1:9")
     start = time.monotonic()
     with pytest.raises(CourseError, match="the hub cannot be reached(.|\n)*unset COURSE_ASSETS"):
         assets.asset("toy")

@@ -2,12 +2,14 @@
 
 `asset("smollm2")` gives a folder on this machine, its content checked byte for byte. Fetching is a
 step of the set-up, never of a lesson: `python -m utils.assets fetch smollm2`. With
-`COURSE_ASSETS=hub` the same call gives the name on the Hugging Face hub instead.
+`COURSE_ASSETS=hub` models come by their name on the Hugging Face hub instead.
 """
 from __future__ import annotations
 
 import argparse
+import contextlib
 import functools
+import io
 import os
 import shutil
 import socket
@@ -84,12 +86,10 @@ def find(name: str) -> Asset:
 
 
 def asset(name: str) -> str:
-    """The folder (or hub name) to load an asset from; prints its licence, origin and hash."""
+    """The folder to load an asset from; prints its licence, origin and content hash."""
     item, command = find(name), f"python -m utils.assets fetch {name}"
     if os.environ.get("COURSE_ASSETS") == "hub" and item.hub:
-        require_hub(item.hub)
-        print(f"asset {name}: {item.what} | licence {item.licence} | hub {item.hub}")
-        return item.hub
+        return from_hub(item)
     manifest = folders.read_manifest(item.folder)
     if manifest is None:
         raise CourseError(f"the asset {name!r} is not on this machine", item.folder,
@@ -100,6 +100,17 @@ def asset(name: str) -> str:
     print(f"asset {name}: {item.what}\n  licence {item.licence} | from {item.origin}\n"
           f"  release {release} | content hash {manifest['hash']}")
     return str(item.folder)
+
+
+def from_hub(item: Asset) -> str:
+    """The hub's own copy of a model, in the hub's cache: weights, configuration and tokenizer."""
+    require_hub(item.hub)
+    from huggingface_hub import snapshot_download
+
+    folder = snapshot_download(item.hub, allow_patterns=["*.json", "*.safetensors", "*.txt", "*.jinja"])
+    print(f"asset {item.name}: {item.what}\n  licence {item.licence} | from the hub, {item.hub}\n"
+          f"  commit {Path(folder).name}")
+    return folder
 
 
 def require_hub(name: str) -> None:
@@ -130,7 +141,8 @@ def fetch(name: str, again: bool = False) -> None:
                     if folders.hash_file(folder / file) != sha256:
                         raise CourseError(f"{file} of {name!r} is not what it says", folder,
                                           "do not use it: its SHA-256 differs from the pinned one")
-                PREPARE[item.prepare](folder)
+                with contextlib.redirect_stderr(sys.stderr if sys.stderr.isatty() else io.StringIO()):
+                    PREPARE[item.prepare](folder)
             size = format_bytes(folders.read_manifest(item.folder)["bytes"])
             print(f"      {'':22} done in {time.perf_counter() - start:.0f} s, {size} kept")
 
@@ -214,7 +226,6 @@ def dequantize(folder: Path) -> None:
     from transformers import AutoModelForCausalLM, AutoTokenizer, GgufConfig
     from transformers.utils import logging
 
-    logging.disable_progress_bar()
     logging.set_verbosity_error()
     packed = next(folder.glob("*.gguf"))
     plain = GgufConfig(gguf_file=packed.name, dequantize=True)  # else it cannot be saved or trained

@@ -94,8 +94,13 @@ def keep_outputs(executed: Path, target: Path) -> None:
     source, ran = nbformat.read(target, 4), nbformat.read(executed, 4)
     outputs = {c.id: c.outputs for c in ran.cells if c.cell_type == "code"}
     for count, cell in enumerate((c for c in source.cells if c.cell_type == "code"), 1):
-        cell.outputs, cell.execution_count = outputs[cell.id], count
-        for output in cell.outputs:
+        cell.outputs, cell.execution_count = [], count
+        for output in outputs[cell.id]:
+            last = cell.outputs[-1] if cell.outputs else {}
+            if output.get("name") and output.get("name") == last.get("name"):
+                last["text"] += output["text"]  # one stream, cut in pieces by the clock
+                continue
+            cell.outputs.append(output)
             if "execution_count" in output:
                 output["execution_count"] = count
     target.write_text(nbformat.writes(source) + "\n", encoding="utf-8")

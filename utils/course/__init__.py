@@ -1,1 +1,1 @@
-"""Floor 4: runs the course, holds it to what it must produce, and writes what is generated."""
+"""Floor 5: runs the course, holds it to what it must produce, and writes what is generated."""

@@ -1,0 +1,207 @@
+"""Each test tries to break one promise of utils/tokenization.py."""
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as parquet
+import pytest
+
+from utils import tokenization
+from utils.common import ROOT, CourseError
+from utils.tokenization import END, PAD, PATTERNS, BulkEncoder
+
+sys.path.insert(0, str(ROOT / "tests"))
+from stand_in_hub import TOKEN, StandInHub  # noqa: E402
+
+SOURCES = [path.read_text(encoding="utf-8") for path in sorted((ROOT / "utils").glob("*.py"))]
+
+
+@pytest.fixture(scope="module", params=list(PATTERNS))
+def trained(request):
+    """A small tokenizer for each pattern, trained on this repository."""
+    return tokenization.train_bpe(SOURCES, 1024, PATTERNS[request.param])
+
+
+def test_the_size_is_what_was_asked_and_the_specials_are_real(trained):
+    assert len(trained) == 1024
+    assert (trained.eos_token, trained.pad_token) == (END, PAD)
+    assert trained.convert_tokens_to_ids([END, PAD]) == [1022, 1023]
+
+
+def test_three_programs_give_the_same_ids_on_hostile_text(trained):
+    encode = BulkEncoder(trained)
+    hostile = tokenization.hostile_texts(megabytes=0.1)
+    for name, text in {**hostile, **dict(enumerate(SOURCES))}.items():
+        text = text[:60_000]
+        assert encode.encode(text).tolist() == trained(text)["input_ids"], name
+
+
+def test_every_code_point_is_cut_alike_by_both_engines():
+    """The two regular-expression engines carry their own Unicode tables: they must agree."""
+    tokenizer = tokenization.train_bpe(SOURCES, 600)
+    assigned = [*range(0xD800), *range(0xE000, 0x34000), *range(0xE0000, 0xE1000)]
+    points = assigned + list(range(0x34000, 0x110000, 101))
+    texts = ["".join(f"a{chr(p)}1 {chr(p)}." for p in points[i:i + 2000])
+             for i in range(0, len(points), 2000)]
+    assert [ids.tolist() for ids in BulkEncoder(tokenizer)(texts)] == tokenizer(texts)["input_ids"]
+
+
+def test_everything_comes_back():
+    tokenizer = tokenization.train_bpe(SOURCES, 1024)
+    encode = BulkEncoder(tokenizer)
+    for name, text in tokenization.hostile_texts(megabytes=10).items():
+        assert encode.decode(encode.encode(text)) == text, name
+        assert tokenizer.decode(encode.encode(text[:30_000])) == text[:30_000], name
+
+
+def test_by_hand_equals_the_library():
+    tokenizer = tokenization.train_bpe(SOURCES, 600)
+    ranks = tokenization.read_ranks(tokenizer)
+    for word in ("lesson", "tokenization", "zzz", "𝛼"):
+        by_hand = [ranks[part] for part in tokenization.join_pieces(word.encode(), ranks)]
+        assert by_hand == tokenizer(word)["input_ids"]
+
+
+def test_merges_compress_as_well_as_the_librarys():
+    pattern = PATTERNS["gpt2"]
+    ours = tokenization.train_bpe(SOURCES, 1024, pattern)
+    theirs = tokenization.blank_tokenizer(pattern).train_new_from_iterator(
+        SOURCES, 1024, show_progress=False)
+    sizes = [sum(map(len, BulkEncoder(t)(SOURCES))) for t in (ours, theirs)]
+    assert sizes[0] <= sizes[1] * 1.001
+    shared = set(ours.get_vocab()) & set(theirs.get_vocab())
+    assert len(shared) > 0.98 * 1024
+
+
+def test_the_librarys_own_training_is_taken_too():
+    trained = tokenization.blank_tokenizer(PATTERNS["gpt2"]).train_new_from_iterator(
+        SOURCES, 700, show_progress=False)
+    assert [ids.tolist() for ids in BulkEncoder(trained)(SOURCES)] == trained(SOURCES)["input_ids"]
+
+
+def test_order_and_type_with_many_threads():
+    tokenizer = tokenization.train_bpe(SOURCES, 600)
+    texts = [f"x{i} = {i}\n" * (1 + i % 7) for i in range(500)]
+    arrays = BulkEncoder(tokenizer, threads=8)(texts)
+    assert all(array.dtype == np.uint32 for array in arrays)
+    assert [array.tolist() for array in arrays] == tokenizer(texts)["input_ids"]
+
+
+def test_special_tokens_in_a_text_follow_the_tokenizers_own_setting():
+    tokenizer = tokenization.train_bpe(SOURCES, 600)
+    assert BulkEncoder(tokenizer).encode(END).tolist() == [tokenizer.eos_token_id]
+    tokenizer.split_special_tokens = True
+    ids = BulkEncoder(tokenizer).encode(f"a{END}")
+    assert tokenizer.eos_token_id not in ids
+    assert ids.tolist() == tokenizer(f"a{END}")["input_ids"]
+
+
+def test_what_would_differ_is_refused():
+    from tokenizers import AddedToken, normalizers, pre_tokenizers
+    from tokenizers.processors import TemplateProcessing
+
+    def fresh():
+        return tokenization.train_bpe(SOURCES, 600)
+
+    lower, template, digits, greedy = fresh(), fresh(), fresh(), fresh()
+    lower.backend_tokenizer.normalizer = normalizers.Lowercase()
+    template.backend_tokenizer.post_processor = TemplateProcessing(
+        single=f"$A {END}", special_tokens=[(END, template.eos_token_id)])
+    digits.backend_tokenizer.pre_tokenizer = pre_tokenizers.Sequence(
+        [pre_tokenizers.Digits(True), pre_tokenizers.ByteLevel(add_prefix_space=False)])
+    greedy.add_tokens([AddedToken("<x>", lstrip=True)])
+    for tokenizer in (lower, template, digits, greedy):
+        with pytest.raises(CourseError, match="would not give this tokenizer's ids"):
+            BulkEncoder(tokenizer)
+
+
+def test_merges_that_do_not_follow_from_the_ids_are_refused():
+    from tokenizers import Tokenizer, decoders, models, pre_tokenizers
+    from transformers import PreTrainedTokenizerFast
+
+    letters = sorted(tokenization.byte_letters().values())
+    words = {token: i for i, token in enumerate([*letters, "ab", "bc"])}
+    engine = Tokenizer(models.BPE(vocab=words, merges=[("b", "c"), ("a", "b")]))
+    engine.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
+    engine.decoder = decoders.ByteLevel()
+    with pytest.raises(CourseError, match="do not follow from the order"):
+        BulkEncoder(PreTrainedTokenizerFast(tokenizer_object=engine))
+
+
+def test_a_lone_surrogate_is_an_error_and_not_a_silent_change():
+    with pytest.raises(UnicodeEncodeError):
+        BulkEncoder(tokenization.blank_tokenizer(PATTERNS["code"])).encode("a\ud800b")
+
+
+def test_too_little_text_is_named():
+    with pytest.raises(CourseError, match="only .* different joins"):
+        tokenization.train_bpe(["ab"], 4096)
+
+
+def test_a_table_with_an_orphan_is_named():
+    with pytest.raises(CourseError, match="not the union"):
+        tokenization.recover_merges({b"a": 0, b"b": 1, b"c": 2, b"abc": 3})
+
+
+def write_corpus(folder: Path, texts: list[str]) -> None:
+    for part in range(2):
+        rows = [{"content": text, "size": len(text.encode())} for text in texts[part::2]]
+        name = f"train-0000{part}-of-00002.parquet"
+        parquet.write_table(pa.Table.from_pylist(rows), folder / name)
+
+
+def test_samples_are_fair_repeatable_and_nested(tmp_path):
+    texts = [f"# file {i}\n" + "x = 1\n" * 300 for i in range(2000)]
+    write_corpus(tmp_path, texts)
+    small, large = (list(tokenization.read_texts(tmp_path, "train", size)) for size in (0.5, 1.5))
+    assert small == list(tokenization.read_texts(tmp_path, "train", 0.5))
+    assert set(small) < set(large) < set(texts)
+    assert 0.4e6 < sum(map(len, small)) < 0.6e6
+    assert sorted(tokenization.read_texts(tmp_path, "train")) == sorted(texts)
+    with pytest.raises(CourseError, match="no split"):
+        next(tokenization.read_texts(tmp_path, "valid"))
+
+
+PUSH_AND_PULL = """
+import sys
+from transformers import AutoTokenizer
+here = AutoTokenizer.from_pretrained(sys.argv[1])
+here.push_to_hub("made-here", private=True)
+back = AutoTokenizer.from_pretrained("reader/made-here")
+text = "def f(x):\\n        return x<|endoftext|>"
+assert back(text).input_ids == here(text).input_ids
+assert back.backend_tokenizer.to_str() == here.backend_tokenizer.to_str()
+assert (back.eos_token, back.pad_token) == (here.eos_token, here.pad_token)
+"""
+
+
+def run_against(hub: StandInHub, home: Path, code: str, *arguments: str, **more: str):
+    environment = {**os.environ, **hub.environment(str(home)), **more}
+    return subprocess.run([sys.executable, "-c", code, *arguments], env=environment,
+                          capture_output=True, text=True, timeout=120)
+
+
+def test_to_a_hub_and_back(tmp_path):
+    tokenizer = tokenization.train_bpe(SOURCES, 600)
+    tokenizer.save_pretrained(tmp_path / "saved")
+    with StandInHub() as hub:
+        done = run_against(hub, tmp_path / "home", PUSH_AND_PULL, str(tmp_path / "saved"))
+        assert done.returncode == 0, done.stderr
+        files = hub.repos["reader/made-here"]
+        assert {"tokenizer.json", "tokenizer_config.json"} <= set(files)
+        assert files["tokenizer.json"] == (tmp_path / "saved" / "tokenizer.json").read_bytes()
+        assert "POST /api/models/reader/made-here/commit/main" in hub.requests
+
+
+def test_the_stand_in_refuses_a_stranger_and_knows_what_it_lacks(tmp_path):
+    code = "from huggingface_hub import create_repo; create_repo('mine')"
+    pull = "from huggingface_hub import snapshot_download; snapshot_download('reader/none')"
+    with StandInHub() as hub:
+        assert "401" in run_against(hub, tmp_path, code, HF_TOKEN="hf_" + TOKEN).stderr
+        assert hub.repos == {}
+        assert "RepositoryNotFoundError" in run_against(hub, tmp_path, pull).stderr

@@ -4,6 +4,7 @@ import os
 import shutil
 import signal
 import subprocess
+import sys
 import time
 
 import nbformat
@@ -81,6 +82,22 @@ def test_done_notebooks_are_not_run_again_until_something_changes(course):
     assert "done before" not in course.run("run").stdout
     shutil.rmtree(course.build / "artifacts/smoke/thing")
     assert "done before" not in course.run("run").stdout
+
+
+def test_the_kernel_is_this_interpreter_whatever_is_registered(course, tmp_path):
+    rogue = tmp_path / "jupyter/kernels/python3"
+    rogue.mkdir(parents=True)
+    (rogue / "kernel.json").write_text(json.dumps(
+        {"argv": ["false", "{connection_file}"], "display_name": "rogue", "language": "python"}))
+    course.add("00_a.ipynb", PARAMETERS, "import sys\nassert sys.executable == %r" % sys.executable)
+    done = course.run("run", JUPYTER_PATH=str(tmp_path / "jupyter"))
+    assert done.returncode == 0, done.all
+
+
+def test_nothing_is_left_beside_the_notebooks(course):
+    course.add("00_a.ipynb", PARAMETERS, "1")
+    course.run("run")
+    assert [p.name for p in (course.root / "notebooks").iterdir()] == ["00_a.ipynb"]
 
 
 def test_a_cell_has_a_time_limit(course, monkeypatch):

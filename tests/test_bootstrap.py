@@ -1,0 +1,64 @@
+"""The first cell of every notebook, where there is no checkout: it fetches, installs what is missing, no more."""
+import subprocess
+import sys
+
+import pytest
+
+from utils import bootstrap
+from utils.common import PACKAGE
+from utils.course.generate import TEMPLATES
+
+WHERE = "\nprint('utils from', importlib.util.find_spec('utils').origin)"
+
+
+@pytest.fixture(scope="module")
+def published(tmp_path_factory):
+    """A repository to clone that holds the course as it is on the disk."""
+    import shutil
+
+    place = tmp_path_factory.mktemp("published") / "repository"
+    ignore = shutil.ignore_patterns(".git", ".venv", "build", "__pycache__", "*.egg-info")
+    shutil.copytree(PACKAGE.parent, place, ignore=ignore)
+    git = ["git", "-C", str(place), "-c", "user.name=a", "-c", "user.email=a@b.c"]
+    for command in (["init", "-q"], ["add", "-A"], ["commit", "-qm", "all"]):
+        subprocess.run([*git, *command], check=True)
+    return f"file://{place}"
+
+
+def run_cell(url, folder, before=""):
+    """Run the bootstrap cell in a Python that knows no installed package."""
+    cell = TEMPLATES.get_template("bootstrap.j2").render(repository=url, number="00")
+    return subprocess.run([sys.executable, "-S", "-c", before + cell + WHERE], cwd=folder, text=True,
+                          capture_output=True)
+
+
+def test_without_a_checkout_the_course_is_fetched(published, tmp_path):
+    done = run_cell(published, tmp_path)
+    assert done.returncode == 0, done.stderr
+    assert f"utils from {tmp_path / 'course/utils'}" in done.stdout and "ready" in done.stdout
+    assert run_cell(published, tmp_path).returncode == 0  # again: nothing is cloned twice
+
+
+def test_another_package_called_utils_does_not_win(published, tmp_path):
+    other = tmp_path / "other"
+    (other / "utils").mkdir(parents=True)
+    (other / "utils/__init__.py").write_text("")
+    done = run_cell(published, tmp_path, f"import sys\nsys.path.insert(0, {str(other)!r})\n")
+    assert done.returncode == 0, done.stderr
+    assert f"utils from {tmp_path / 'course/utils'}" in done.stdout
+
+
+def test_only_what_is_missing_is_wanted_and_never_torch():
+    lines = ["torch>=99  # newer than any", "numpy>=99", "pip>=1", "no-such-package>=2  # why", "pytest>=9999"]
+    assert bootstrap.missing(lines) == ["no-such-package>=2", "pytest>=9999"]
+
+
+@pytest.mark.parametrize("version, removed", [("0.10.0", True), ("0.16.0", True), ("0.18.0", False)])
+def test_a_torchao_too_old_for_peft_is_removed(monkeypatch, version, removed):
+    asked = []
+    monkeypatch.setattr(bootstrap, "missing", lambda lines: [])
+    monkeypatch.setattr(bootstrap, "pip", lambda *given: asked.append(given))
+    monkeypatch.setattr(bootstrap.metadata, "version", lambda name: version)
+    monkeypatch.setattr(bootstrap.subprocess, "run", lambda *given, **rest: None)
+    bootstrap.main("00")
+    assert (("uninstall", "-y", "torchao") in asked) == removed

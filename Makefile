@@ -10,7 +10,7 @@ else
 VPY := .venv/bin/python
 endif
 COURSE := $(VPY) -m utils.course
-ARGS   := --profile $(PROFILE) $(if $(ONLY),--only $(ONLY)) $(if $(FRESH),--fresh)
+ARGS   := --profile $(PROFILE) $(if $(ONLY),--only "$(ONLY)") $(if $(FRESH),--fresh)
 STAMP  := .venv/.installed
 
 .DEFAULT_GOAL := help
@@ -21,8 +21,9 @@ help:           ## list the targets
 	@echo "  variables: PROFILE=smoke|laptop|gpu|cluster|auto  ONLY=05 or 04-07  FRESH=1  PYTHON=python3.12"
 
 $(STAMP): requirements.txt constraints.txt pyproject.toml
+	@command -v $(PYTHON) >/dev/null || { echo "there is no $(PYTHON) here: install Python 3.11 or newer, or make PYTHON=…"; exit 1; }
 	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11) and "the course needs Python 3.11 or newer: make PYTHON=python3.12")'
-	@test -x $(VPY) || $(PYTHON) -m venv .venv
+	@$(VPY) -m pip --version >/dev/null 2>&1 || $(PYTHON) -m venv --clear .venv
 	@echo "installing into .venv (once, and when a requirement file changes)"
 	@$(VPY) -m pip install -q --disable-pip-version-check -c constraints.txt -r requirements.txt
 	@touch $@
@@ -32,7 +33,7 @@ assets: setup   ## fetch the weights and data of the chosen lessons
 	@$(VPY) -m utils.assets fetch --for "$(ONLY)"
 
 run: assets     ## run the course headlessly, write build/report/index.html
-	@status=0; $(COURSE) run $(ARGS) || status=$$?; $(COURSE) report $(ARGS) || status=$$?; exit $$status
+	@status=0; $(COURSE) run $(ARGS) || status=$$?; [ $$status = 2 ] || $(COURSE) report $(ARGS) || status=$$?; exit $$status
 
 test: assets    ## the tests
 	@$(VPY) -m pytest

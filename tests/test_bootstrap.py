@@ -39,10 +39,11 @@ def test_without_a_checkout_the_course_is_fetched(published, tmp_path):
     assert run_cell(published, tmp_path).returncode == 0  # again: nothing is cloned twice
 
 
-def test_another_package_called_utils_does_not_win(published, tmp_path):
+@pytest.mark.parametrize("name", ["utils/__init__.py", "utils.py"])
+def test_another_module_called_utils_does_not_win(published, tmp_path, name):
     other = tmp_path / "other"
-    (other / "utils").mkdir(parents=True)
-    (other / "utils/__init__.py").write_text("")
+    (other / name).parent.mkdir(parents=True)
+    (other / name).write_text("")
     done = run_cell(published, tmp_path, f"import sys\nsys.path.insert(0, {str(other)!r})\n")
     assert done.returncode == 0, done.stderr
     assert f"utils from {tmp_path / 'course/utils'}" in done.stdout

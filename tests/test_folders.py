@@ -77,6 +77,18 @@ def test_other_errors_pass_unchanged(tmp_path):
         raise FileNotFoundError
 
 
+def test_an_input_that_cannot_be_read_is_not_our_disk(tmp_path):
+    with pytest.raises(PermissionError), folders.plain_disk_errors(tmp_path / "build"):
+        raise PermissionError(errno.EACCES, "no", str(tmp_path / "input.txt"))
+
+
+@pytest.mark.parametrize("spoil", [lambda text: text[:-9], lambda text: text.replace('"thing"', '"thong"')])
+def test_a_damaged_manifest_is_damage(sealed, spoil):
+    path = sealed / "manifest.json"
+    path.write_text(spoil(path.read_text()))
+    assert folders.damage(sealed, folders.read_manifest(sealed)) == "manifest.json has changed"
+
+
 def test_json_is_replaced_whole(tmp_path):
     path = tmp_path / "a.json"
     folders.write_json(path, {"a": 1})

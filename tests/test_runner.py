@@ -16,6 +16,8 @@ from utils.course.guard import TOKEN
 
 PUBLISH = 'with lesson.publish("thing", size=3) as folder:\n    (folder / "a.txt").write_text("a")'
 
+pytestmark = pytest.mark.slow
+
 
 def kernels(course: Course) -> list[psutil.Process]:
     """Live processes that a run of this course started with its token."""
@@ -52,13 +54,13 @@ def test_bad_arguments_get_one_message(course, arguments, said):
     if "--profile" in arguments:
         command = command[:-2]
     done = subprocess.run(command, env=course.env, text=True, capture_output=True)
-    assert done.returncode == 1 and said in done.stderr and "Traceback" not in done.stderr
+    assert done.returncode == 2 and said in done.stderr and "Traceback" not in done.stderr
 
 
 def test_a_notebook_without_parameters_is_refused(course):
     course.add("00_a.ipynb", "1 + 1")
     done = course.run("run")
-    assert done.returncode == 1 and "no cell is tagged `parameters`" in done.stderr
+    assert done.returncode == 2 and "no cell is tagged `parameters`" in done.stderr
 
 
 def test_a_failure_names_cell_and_file_and_blocks_only_what_needs_it(course):
@@ -79,9 +81,10 @@ def test_done_notebooks_are_not_run_again_until_something_changes(course):
     assert course.run("run").returncode == 0
     assert course.run("run").stdout.count("done before") == 3  # two lines and the sum
     course.add("00_a.ipynb", PARAMETERS, lesson_cell("00"), PUBLISH, "2")
-    assert "done before" not in course.run("run").stdout
+    done = course.run("run").stdout  # the same artifact is made again: what takes it still holds
+    assert done.count("done before") == 2 and "done before" not in done.splitlines()[1]
     shutil.rmtree(course.build / "artifacts/smoke/thing")
-    assert "done before" not in course.run("run").stdout
+    assert "done before" not in course.run("run").stdout.splitlines()[1]
 
 
 def test_the_kernel_is_this_interpreter_whatever_is_registered(course, tmp_path):
@@ -98,6 +101,88 @@ def test_nothing_is_left_beside_the_notebooks(course):
     course.add("00_a.ipynb", PARAMETERS, "1")
     course.run("run")
     assert [p.name for p in (course.root / "notebooks").iterdir()] == ["00_a.ipynb"]
+
+
+def test_a_run_cut_off_after_fresh_does_not_trust_what_it_overwrote(course):
+    course.add("00_a.ipynb", PARAMETERS, lesson_cell("00"), "import os, time\n"
+               "time.sleep(60 if 'HANG' in os.environ else 0)", 'lesson.record("a", 7)')
+    (course.root / "expected/smoke.toml").write_text('["00"]\na = { value = 7 }\n')
+    assert course.run("run").returncode == 0
+    cut = subprocess.Popen(course.command("run", "--fresh"), env={**course.env, "HANG": "1"},
+                           stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
+    time.sleep(9)
+    cut.kill()
+    cut.wait()
+    done = course.run("run")
+    assert done.returncode == 0 and "done before" not in done.stdout, done.all
+
+
+def test_a_changed_input_is_not_reused_even_from_another_run(course):
+    publish = 'with lesson.publish("thing") as folder:\n    (folder / "a").write_text("{0}")'
+    course.add("00_a.ipynb", PARAMETERS, lesson_cell("00"), publish.format(1))
+    course.add("01_b.ipynb", PARAMETERS, lesson_cell("01"), 'lesson.need("thing")')
+    course.run("run")
+    course.add("00_a.ipynb", PARAMETERS, lesson_cell("00"), publish.format(2))
+    course.run("run", "--only", "00")
+    done = course.run("run")
+    assert done.stdout.count("done before") == 2, done.all  # 00 and the sum, not 01
+
+
+def test_a_damaged_artifact_is_made_again(course):
+    course.add("00_a.ipynb", PARAMETERS, lesson_cell("00"), PUBLISH)
+    course.run("run")
+    (course.build / "artifacts/smoke/thing/a.txt").write_text("b")
+    done = course.run("run")
+    assert done.returncode == 0 and "done before" not in done.stdout
+    assert (course.build / "artifacts/smoke/thing/a.txt").read_text() == "a"
+
+
+def test_a_cell_that_does_not_parse_fails_its_notebook_only(course):
+    course.add("00_a.ipynb", PARAMETERS, "x = (")
+    course.add("01_b.ipynb", PARAMETERS, "1")
+    done = course.run("run")
+    assert done.returncode == 1 and "SyntaxError" in done.stdout and "✔ 01_b" in done.stdout
+
+
+def test_a_kernel_that_cannot_start_is_a_failure_with_a_reason(course, tmp_path):
+    (tmp_path / "ipykernel_launcher.py").write_text("raise SystemExit('broken install')")
+    course.add("00_a.ipynb", PARAMETERS, "1")
+    done = course.run("run", PYTHONPATH=str(tmp_path))
+    assert done.returncode == 1 and "broken install" in done.stdout and "Traceback" not in done.all
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="Linux lets us adopt orphans")
+def test_a_process_that_sheds_its_environment_is_ended_too(course):
+    course.add("00_a.ipynb", PARAMETERS, "import subprocess\n"
+               "subprocess.Popen(['sleep', '77.25'], env={}, start_new_session=True)")
+    done = course.run("run")
+    assert done.returncode == 1 and "outlived the kernel" in done.stdout
+    assert not [p for p in psutil.process_iter(["cmdline"]) if p.info["cmdline"] == ["sleep", "77.25"]]
+
+
+def test_fresh_for_one_keeps_the_results_of_the_others(course):
+    for name in ("00_a.ipynb", "01_b.ipynb"):
+        course.add(name, PARAMETERS, "1")
+    course.run("run")
+    course.run("run", "--only", "00", "--fresh")
+    assert course.run("run").stdout.count("done before") == 3
+
+
+def test_check_refuses_the_run_of_an_older_notebook(course):
+    course.add("00_a.ipynb", PARAMETERS, "1")
+    course.run("run")
+    assert "no finished run" not in course.run("check").all
+    course.add("00_a.ipynb", PARAMETERS, "2")
+    assert "no finished run of this notebook" in course.run("check").all
+
+
+def test_two_runs_at_once_are_refused(course):
+    course.add("00_a.ipynb", PARAMETERS, "import time; time.sleep(8)")
+    first = subprocess.Popen(course.command("run"), env=course.env, stdout=subprocess.DEVNULL)
+    time.sleep(5)
+    second = course.run("run")
+    assert second.returncode == 2 and "another run of this profile is going on" in second.stderr
+    assert first.wait() == 0
 
 
 def test_a_cell_has_a_time_limit(course, monkeypatch):
@@ -188,7 +273,7 @@ def test_a_figure_outside_expected_fails_the_run(course):
 def test_a_folder_that_cannot_be_is_one_message(course):
     course.add("00_a.ipynb", PARAMETERS, "1")
     done = course.run("run", COURSE_BUILD="/dev/null/build")
-    assert done.returncode == 1 and "Traceback" not in done.stderr
+    assert done.returncode == 2 and "Traceback" not in done.stderr
     assert "cannot write here" in done.stderr
 
 
@@ -220,7 +305,7 @@ def test_a_read_only_disk_is_one_message(course, small_disk):
     if subprocess.run(["mount", "-o", "remount,ro", str(small_disk)], capture_output=True).returncode:
         pytest.skip("no right to mount it read-only")
     done = course.run("run", COURSE_BUILD=str(small_disk / "build"))
-    assert done.returncode == 1 and "cannot write here: Read-only file system" in done.stderr
+    assert done.returncode == 2 and "cannot write here: Read-only file system" in done.stderr
     assert "Traceback" not in done.stderr
 
 
@@ -230,18 +315,18 @@ def test_without_a_kernel_the_message_says_what_to_install(monkeypatch, capsys):
     from utils.course import __main__ as command
 
     monkeypatch.setattr(importlib.util, "find_spec", lambda name: None)
-    assert command.main(["run", "--profile", "smoke"]) == 1
+    assert command.main(["run", "--profile", "smoke"]) == 2
     assert "ipykernel is missing" in capsys.readouterr().err
 
 
 def test_the_report_is_one_file_with_every_notebook(course):
-    course.add("00_a.ipynb", PARAMETERS, lesson_cell("00"), 'lesson.record("pieces & words", 7)')
+    course.add("00_a.ipynb", PARAMETERS, lesson_cell("00"), 'lesson.record("pieces & <b>words", 7)')
     course.run("run")
     assert course.run("report").returncode == 0
     page = (course.build / "report/index.html").read_text()
-    assert "pieces &amp; words" in page and "00_a.html" in page
+    assert "pieces &amp; &lt;b&gt;words" in page and "smoke/00_a.html" in page
     assert "http://" not in page and "https://" not in page  # self-contained
-    assert (course.build / "report/00_a.html").exists()
+    assert (course.build / "report/smoke/00_a.html").exists()
 
 
 def test_state_survives_being_cut_off_while_written(course):

@@ -326,7 +326,7 @@ def test_workflows_parse_and_pin_actions_by_major_version(path: Path) -> None:
 
 @pytest.mark.parametrize("name", ["ci", "canary"])
 def test_workflows_run_the_two_commands(name: str) -> None:
-    commands = " ; ".join(step.get("run", "") for step in steps(name))
+    commands = " ; ".join(step.get("run", "") for step in steps(name)).replace("bash .ci/run", read(".ci/run"))
     assert re.search(r"\bmake test\b", commands) and re.search(r"\bmake run\b", commands)
 
 

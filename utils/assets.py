@@ -19,13 +19,14 @@ import tarfile
 import tempfile
 import time
 import tomllib
+import urllib.request
 import zipfile
 from dataclasses import dataclass, field
 from pathlib import Path, PurePosixPath
 
 from utils import folders
-from utils.common import PACKAGE, CourseError, format_bytes
-from utils.notebooks import called_with, notebook_code, select
+from utils.common import PACKAGE, CourseError, format_bytes, short_path
+from utils.notebooks import calls, select
 
 MOST_BYTES = 2_000_000_000  # an archive that unpacks to more is refused
 
@@ -87,7 +88,8 @@ def find(name: str) -> Asset:
 
 def asset(name: str) -> str:
     """The folder to load an asset from; prints its licence, origin and content hash."""
-    item, command = find(name), f"python -m utils.assets fetch {name}"
+    item, python = find(name), short_path(Path(sys.executable))
+    command = f"{python} -m utils.assets fetch {name}"
     if os.environ.get("COURSE_ASSETS") == "hub" and item.hub:
         return from_hub(item)
     manifest = folders.read_manifest(item.folder)
@@ -115,6 +117,8 @@ def from_hub(item: Asset) -> str:
 
 def require_hub(name: str) -> None:
     """Fail in three seconds, not in forty-six, where the hub cannot be reached."""
+    if urllib.request.getproxies():
+        return  # a proxy reaches it for us, or says itself why not
     host, _, port = os.environ.get("HF_ENDPOINT", "huggingface.co").split("//")[-1].partition(":")
     try:
         socket.create_connection((host.strip("/"), int(port.strip("/") or 443)), timeout=3).close()
@@ -150,7 +154,7 @@ def fetch(name: str, again: bool = False) -> None:
 def fetch_archive(item: Asset, archive: str, folder: Path) -> None:
     """Download one archive, check its hash, and unpack what the asset wants of it."""
     version, sha256 = pins()[archive]
-    with tempfile.TemporaryDirectory(dir=folder.parent, prefix=".download-") as scratch:
+    with tempfile.TemporaryDirectory(dir=folder, prefix=".download-") as scratch:
         if archive.startswith("@"):
             command = [shutil.which("npm") or "npm", "pack", f"{archive}@{version}"]
         else:
@@ -187,10 +191,14 @@ def download(command: list[str], folder: str, what: str) -> None:
 def unpack(archive: Path, patterns: list[str], folder: Path, strip: int = 0) -> int:
     """Unpack the files that match; no name may leave `folder`, no bomb may fill the disk."""
     count = 0
-    with tempfile.TemporaryDirectory(dir=folder.parent, prefix=".unpack-") as scratch:
+    with tempfile.TemporaryDirectory(dir=folder, prefix=".unpack-") as scratch:
         with zipfile.ZipFile(archive) if zipfile.is_zipfile(archive) else tarfile.open(archive) as opened:
             refuse_hostile(opened, archive)
-            opened.extractall(scratch, **({} if isinstance(opened, zipfile.ZipFile) else {"filter": "data"}))
+            if isinstance(opened, zipfile.ZipFile):
+                opened.extractall(scratch)
+            else:  # plain files only: a link could lead out of the folder
+                safe = {"filter": "data"} if hasattr(tarfile, "data_filter") else {}
+                opened.extractall(scratch, [m for m in opened if m.isfile()], **safe)
         for pattern in patterns:
             outer, _, inner = pattern.partition("!")
             for path in sorted(p for p in Path(scratch).glob(outer) if p.is_file() and not p.is_symlink()):
@@ -240,7 +248,7 @@ PREPARE = {"": lambda folder: None, "dequantize": dequantize}
 
 def taken_by(*paths: Path) -> list[Asset]:
     """The assets that some notebooks take; a name that is not in the catalogue is their lesson."""
-    names = [name for path in paths for name in called_with(notebook_code(path), "asset")]
+    names = [name for path in paths for name in calls(path, "asset")]
     return [catalogue()[name] for name in dict.fromkeys(names) if name in catalogue()]
 
 

@@ -53,7 +53,8 @@ def plain_disk_errors(folder: Path) -> Iterator[None]:
         ways = "point COURSE_BUILD and COURSE_HOME elsewhere"
         if error.errno in FULL:
             raise CourseError("the disk is full", folder, f"free some space, or {ways}") from error
-        if error.errno in CLOSED:
+        ours = error.filename is None or Path(error.filename).is_relative_to(folder)
+        if error.errno in CLOSED and (ours or folder.is_relative_to(error.filename)):
             what = f"cannot write here: {error.strerror}"
             raise CourseError(what, folder, f"make it writable, or {ways}") from error
         raise
@@ -71,7 +72,8 @@ def sealed(target: Path, facts: dict[str, Any]) -> Iterator[Path]:
             yield aside
             files = hash_files(aside)
             size = sum((aside / name).stat().st_size for name in files)
-            write_json(aside / MANIFEST, {**facts, "files": files, "bytes": size, "hash": hash_json(files)})
+            manifest = {**facts, "files": files, "bytes": size, "hash": hash_json(files)}
+            write_json(aside / MANIFEST, {**manifest, "seal": hash_json(manifest)})
             shutil.rmtree(old, ignore_errors=True)
             if target.exists():
                 target.rename(old)
@@ -99,11 +101,16 @@ def read_json(path: Path) -> Any:
 
 def read_manifest(folder: Path) -> dict[str, Any] | None:
     """The manifest of a sealed folder, or None where there is no complete one."""
-    return read_json(folder / MANIFEST)
+    try:
+        return read_json(folder / MANIFEST)
+    except ValueError:  # not JSON: damaged, like any other file
+        return {"files": {}, "settings": {}, "inputs": {}, "bytes": 0, "hash": "", "seal": "broken"}
 
 
 def damage(folder: Path, manifest: dict[str, Any]) -> str:
     """The first thing that differs from the manifest, in words; nothing when all is as sealed."""
+    if hash_json({k: v for k, v in manifest.items() if k != "seal"}) != manifest.get("seal"):
+        return f"{MANIFEST} has changed"
     found, sealed_as = hash_files(folder), manifest["files"]
     for name in sorted(found | sealed_as):
         if found.get(name) != sealed_as.get(name):

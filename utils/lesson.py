@@ -75,7 +75,7 @@ class Lesson:
         folder, maker = self.folder(name), maker_of(name) or "NN"
         manifest = folders.read_manifest(folder)
         wrong = "is not there" if manifest is None else (
-            self._stale(manifest, settings) or folders.damage(folder, manifest))
+            folders.damage(folder, manifest) or self._stale(manifest, settings))
         if wrong:
             raise CourseError(f"the artifact {name!r} {wrong}", folder,
                               f"run lesson {maker}: make run ONLY={maker} PROFILE={self.profile.name}")

@@ -13,6 +13,7 @@ from utils.common import ROOT, CourseError
 def select(only: str | None = None) -> list[Path]:
     """The notebooks named by `05`, `04-07` or `00,02`, in reading order; without a name, all."""
     paths = sorted((ROOT / "notebooks").glob("[0-9][0-9]_*.ipynb"))
+    only = (only or "").replace(" ", "")
     if not only:
         return paths
     if not re.fullmatch(r"\d+(-\d+)?(,\d+(-\d+)?)*", only):
@@ -25,33 +26,38 @@ def select(only: str | None = None) -> list[Path]:
     return chosen
 
 
-def notebook_code(path: Path) -> str:
-    """All the Python of a notebook, magics blanked."""
+def code_cells(path: Path) -> list[str]:
+    """The Python of each code cell, magics blanked."""
     cells = json.loads(path.read_text(encoding="utf-8"))["cells"]
-    code = "\n".join("".join(c["source"]) for c in cells if c["cell_type"] == "code")
-    return re.sub(r"(?m)^[ \t]*[%!].*$", "pass", code)
+    sources = ["".join(c["source"]) for c in cells if c["cell_type"] == "code"]
+    return [re.sub(r"(?m)^[ \t]*[%!].*$", "pass", source) for source in sources]
+
+
+def calls(path: Path, function: str) -> list[str]:
+    """The literal first arguments of every call `….function("…")` in a notebook, each once."""
+    return list(dict.fromkeys(name for cell in code_cells(path) for name in called_with(cell, function)))
 
 
 def called_with(code: str, function: str) -> list[str]:
-    """The literal first arguments of every call `….function("…")`, in order, each once.
+    """The same in one cell; one that does not parse makes no calls, and its kernel will say why.
 
-    >>> called_with('a = lesson.need("corpus"); need("x")', "need")
-    ['corpus', 'x']
+    >>> called_with('a = lesson.need("corpus"); need("x")', "need"), called_with("x = (", "need")
+    (['corpus', 'x'], [])
     """
-    found: dict[str, None] = {}
-    for node in ast.walk(ast.parse(code)):
-        if isinstance(node, ast.Call) and node.args and isinstance(node.args[0], ast.Constant):
-            name = getattr(node.func, "attr", getattr(node.func, "id", None))
-            if name == function and isinstance(node.args[0].value, str):
-                found[node.args[0].value] = None
-    return list(found)
+    try:
+        nodes = ast.walk(ast.parse(code))
+    except SyntaxError:
+        return []
+    found = [node for node in nodes if isinstance(node, ast.Call) and node.args
+             and getattr(node.func, "attr", getattr(node.func, "id", None)) == function]
+    values = [getattr(call.args[0], "value", None) for call in found]
+    return [value for value in values if isinstance(value, str)]
 
 
 @functools.cache
 def makers() -> dict[str, str]:
     """Which lesson publishes which artifact, read from the notebooks themselves."""
-    return {name: path.name[:2] for path in select()
-            for name in called_with(notebook_code(path), "publish")}
+    return {name: path.name[:2] for path in select() for name in calls(path, "publish")}
 
 
 def maker_of(name: str) -> str | None:

@@ -8,7 +8,7 @@ import sys
 import time
 from typing import Any
 
-from utils.common import CourseError, short_path
+from utils.common import ROOT, CourseError, short_path
 from utils.notebooks import select
 from utils.profiles import Profile, choose_profile
 
@@ -69,10 +69,12 @@ def check(given: argparse.Namespace, profile: Profile) -> list[str]:
     from utils.course import generate, runner, verdicts
 
     problems = [f"{short_path(path)}: something generated is stale, run sync" for path in generate.stale()]
-    ran = runner.results_of(profile)
+    parameters = {"PROFILE": profile.name, "SEED": given.seed}
+    ran = {name: r["status"] for name, r in runner.results_of(profile).items()
+           if r["fingerprint"] == runner.fingerprint(ROOT / "notebooks" / f"{name}.ipynb", parameters)}
     for path in select(given.only):
-        if ran.get(path.stem, {}).get("status") != "passed":
-            problems.append(f"{path.stem}: no finished run at profile {profile.name}")
+        if ran.get(path.stem) != "passed":
+            problems.append(f"{path.stem}: no finished run of this notebook at profile {profile.name}")
             continue
         for place, at in ((runner.run_folder(profile) / path.name, profile.name), (path, "laptop")):
             problems += [f"{short_path(place)}: {text}" for text in verdicts.problems_of(place, at, True)]
@@ -104,7 +106,7 @@ def keep(given: argparse.Namespace, profile: Profile) -> list[str]:
 
 
 def main(arguments: list[str] | None = None) -> int:
-    """Do one thing; 0 when all is well, 1 when something is wrong, 130 when interrupted."""
+    """Do one thing; 0: all is well, 1: something is off, 2: not done at all, 130: interrupted."""
     given = parse(arguments)
     try:
         profile, why = choose_profile(given.profile)
@@ -113,7 +115,7 @@ def main(arguments: list[str] | None = None) -> int:
         problems = globals()[given.action](given, profile)
     except CourseError as error:
         print(error, file=sys.stderr)
-        return 1
+        return 2
     except KeyboardInterrupt:
         print("\ninterrupted: the same command goes on with what is not yet done", file=sys.stderr)
         return 130

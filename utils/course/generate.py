@@ -15,10 +15,11 @@ import nbformat
 
 from utils import assets, folders
 from utils.common import PACKAGE, ROOT, format_bytes
-from utils.notebooks import called_with, maker_of, notebook_code, select
+from utils.notebooks import calls, maker_of, select
 
 TEMPLATES = jinja2.Environment(loader=jinja2.FileSystemLoader(Path(__file__).parent),
-                               trim_blocks=True, lstrip_blocks=True, autoescape=False)
+                               trim_blocks=True, lstrip_blocks=True,
+                               autoescape=lambda name: name == "report.j2")
 GENERATED = ("header", "bootstrap", "footer")  # the tags of the cells that are written here
 
 
@@ -62,15 +63,15 @@ def title_of(path: Path) -> str:
 def facts_of(path: Path) -> dict[str, Any]:
     """All that a template wants to know of a notebook."""
     given = nbformat.read(path, as_version=4).metadata.get("course", {})
-    code, paths = notebook_code(path), [None, *select(), None]
+    paths = [None, *select(), None]
     here = paths.index(path)
     near = [p and {"file": p.name, "title": title_of(p)} for p in (paths[here - 1], paths[here + 1])]
     project = tomllib.loads((PACKAGE.parent / "pyproject.toml").read_text(encoding="utf-8"))["project"]
     return {**given, "number": path.name[:2], "file": path.name, "title": title_of(path),
             "repository": project["urls"]["Repository"], "costs": costs(path.name[:2]),
             "assets": assets.taken_by(path),
-            "takes": {name: maker_of(name) for name in called_with(code, "need")},
-            "makes": called_with(code, "publish"), "before": near[0], "after": near[1]}
+            "takes": {name: maker_of(name) for name in calls(path, "need")},
+            "makes": calls(path, "publish"), "before": near[0], "after": near[1]}
 
 
 def wanted() -> dict[Path, str]:

@@ -13,7 +13,7 @@ from utils.common import ROOT, CourseError, build_folder, machine_facts
 from utils.course import verdicts
 from utils.course.generate import TEMPLATES, title_of
 from utils.course.runner import results_of, run_folder
-from utils.notebooks import called_with, notebook_code
+from utils.notebooks import calls
 from utils.profiles import Profile
 
 
@@ -34,7 +34,8 @@ def export(notebook: Path, page: Path) -> None:
 
 def section(result: dict[str, Any], profile: Profile, folder: Path) -> dict[str, Any]:
     """What the page says of one notebook."""
-    executed, page = run_folder(profile) / f"{result['name']}.ipynb", f"{result['name']}.html"
+    executed = run_folder(profile) / f"{result['name']}.ipynb"
+    page = f"{profile.name}/{executed.stem}.html"
     held = {"title": title_of(ROOT / "notebooks" / executed.name), "page": "", "figures": [],
             "exercises": [], "problems": []}
     if result["status"] != "blocked" and executed.exists():
@@ -50,7 +51,7 @@ def report(profile: Profile) -> Path:
     """Write the report of the last run at a profile; the path of its first page."""
     folder, ran = build_folder() / "report", results_of(profile)
     with folders.plain_disk_errors(folder):
-        folder.mkdir(parents=True, exist_ok=True)
+        (folder / profile.name).mkdir(parents=True, exist_ok=True)
         page = TEMPLATES.get_template("report.j2").render(
             sections=[section(result, profile, folder) for result in ran.values()],
             profile=profile, facts=machine_facts(), commit=commit(),
@@ -83,8 +84,8 @@ def keep(profile: Profile, paths: list[Path]) -> list[str]:
 
 def disk_of(path: Path, profile: Profile) -> int:
     """Bytes of the assets that a lesson takes and of the artifacts that it makes."""
-    code, artifacts = notebook_code(path), build_folder() / "artifacts" / profile.name
-    made = [folders.read_manifest(artifacts / name) or {} for name in called_with(code, "publish")]
+    artifacts = build_folder() / "artifacts" / profile.name
+    made = [folders.read_manifest(artifacts / name) or {} for name in calls(path, "publish")]
     taken = [asset.disk * 10**6 for asset in assets.taken_by(path)]
     return sum(taken) + sum(manifest.get("bytes", 0) for manifest in made)
 

@@ -2,6 +2,7 @@
 from __future__ import annotations
 
 import contextlib
+import ctypes
 import importlib.metadata as metadata
 import logging
 import os
@@ -19,9 +20,10 @@ from typing import Any
 import nbformat
 import papermill
 import psutil
+from filelock import FileLock, Timeout
 from jupyter_client.kernelspec import KernelSpec, KernelSpecManager
 from jupyter_client.manager import AsyncKernelManager
-from nbclient.exceptions import CellTimeoutError, DeadKernelError
+from nbclient.exceptions import CellTimeoutError
 from papermill.clientwrap import PapermillNotebookClient
 from papermill.engines import Engine, papermill_engines
 from papermill.exceptions import PapermillExecutionError
@@ -29,8 +31,11 @@ from papermill.exceptions import PapermillExecutionError
 from utils import folders
 from utils.common import PACKAGE, CourseError, build_folder
 from utils.course.guard import TOKEN, end_all
-from utils.notebooks import called_with, maker_of, notebook_code, select
+from utils.notebooks import calls, code_cells, maker_of, select
 from utils.profiles import Profile
+
+
+GUARD = "utils.course.guard"
 
 
 @dataclass
@@ -46,6 +51,7 @@ class Result:
     error: str = ""
     fingerprint: str = ""
     parameters: dict[str, Any] = field(default_factory=dict)
+    artifacts: dict[str, str] = field(default_factory=dict)
     reused: bool = False
 
 
@@ -75,7 +81,9 @@ def fingerprint(path: Path, parameters: dict[str, Any]) -> str:
     """What a notebook's result depends on: its code, the code it imports, its parameters."""
     code = [folders.hash_file(p) for p in sorted(PACKAGE.glob("*.py"))]
     installed = sorted({f"{d.name} {d.version}" for d in metadata.distributions()})
-    return folders.hash_json([notebook_code(path), code, installed, parameters])
+    assets = [folders.hash_file(p) for p in (PACKAGE / "assets.toml", PACKAGE.parent / "assets.txt")]
+    place = os.environ.get("COURSE_ASSETS", "packaged")
+    return folders.hash_json([code_cells(path), code, installed, assets, place, parameters])
 
 
 class OwnKernels(KernelSpecManager):
@@ -154,11 +162,42 @@ class Watch:
 def memory_of_children() -> int:
     """Bytes held by the kernel and all it started; shared pages counted once where Linux can say."""
     total = 0
-    for child in psutil.Process().children(recursive=True):
+    for child in children():
         with contextlib.suppress(psutil.Error, OSError):
             full = child.memory_full_info()
             total += getattr(full, "pss", full.rss)
     return total
+
+
+def children() -> list[psutil.Process]:
+    """What this process started, and what that started; not the guard."""
+    found = psutil.Process().children(recursive=True)
+    return [child for child in found if GUARD not in commandline(child)]
+
+
+def commandline(process: psutil.Process) -> list[str]:
+    """The words a process was started with, or none where they cannot be read."""
+    try:
+        return process.cmdline()
+    except psutil.Error:
+        return []
+
+
+def adopt_orphans() -> None:
+    """On Linux, processes whose parent dies become our children, and so can be found and ended."""
+    if sys.platform == "linux":
+        PR_SET_CHILD_SUBREAPER = 36
+        ctypes.CDLL(None, use_errno=True).prctl(PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0)
+
+
+def end_children() -> int:
+    """Kill whatever is still below us, also what shed the token with its environment."""
+    left = [c for c in children() if c.is_running() and c.status() != psutil.STATUS_ZOMBIE]
+    for child in left:
+        with contextlib.suppress(psutil.Error):
+            child.kill()
+    psutil.wait_procs(left, timeout=3)
+    return len(left)
 
 
 def describe(result: Result) -> str:
@@ -181,10 +220,10 @@ def execute(path: Path, output: Path, parameters: dict[str, Any], profile: Profi
             result.status = "passed"
         except PapermillExecutionError as error:
             result.status, result.error = "failed", f"{error.ename}: {error.evalue}"
-        except (CellTimeoutError, DeadKernelError) as error:
+        except (CellTimeoutError, RuntimeError) as error:  # a dead kernel is a RuntimeError
             result.status, result.error = "failed", explain_death(watch, error, profile)
         finally:
-            left = end_all(token)
+            left = end_all(token) + end_children()
     if left and result.status == "passed":
         result.status, result.error = "failed", f"{left} processes outlived the kernel and were ended"
     return result
@@ -204,13 +243,26 @@ def explain_death(watch: Watch, error: Exception, profile: Profile) -> str:
 def guarded() -> Iterator[str]:
     """A token for the run's kernels, and a guard outside that ends them if we are killed."""
     token = uuid.uuid4().hex
-    guard = subprocess.Popen([sys.executable, "-m", "utils.course.guard", token],
+    adopt_orphans()
+    guard = subprocess.Popen([sys.executable, "-m", GUARD, token],
                              stdin=subprocess.PIPE, start_new_session=True)
     try:
         yield token
     finally:
         guard.stdin.close()
         guard.wait(timeout=10)
+
+
+@contextlib.contextmanager
+def alone(folder: Path) -> Iterator[None]:
+    """One run of a profile at a time: two would write the same artifacts."""
+    folder.mkdir(parents=True, exist_ok=True)
+    try:
+        with FileLock(folder / ".lock", timeout=0):
+            yield
+    except Timeout:
+        raise CourseError("another run of this profile is going on", folder,
+                          "wait for it, or stop it") from None
 
 
 def run_course(paths: list[Path], profile: Profile, seed: int, extra: dict[str, Any],
@@ -220,14 +272,16 @@ def run_course(paths: list[Path], profile: Profile, seed: int, extra: dict[str, 
     for path in paths:
         refuse_parameters(path, parameters)
     results: list[Result] = []
-    with folders.plain_disk_errors(folder), guarded() as token:
-        folder.mkdir(parents=True, exist_ok=True)
-        held = {} if fresh else folders.read_json(folder / "state.json") or {}
+    with folders.plain_disk_errors(folder), alone(folder), guarded() as token:
+        held = folders.read_json(folder / "state.json") or {}
         for path in paths:
-            mark, old = fingerprint(path, parameters), held.get(path.stem, {})
-            result = reuse(path, old, mark, folder, results) or blocked(path, results)
+            mark, old = fingerprint(path, parameters), {} if fresh else held.get(path.stem, {})
+            result = reuse(path, old, mark, profile) or blocked(path, results)
             if result is None:
+                held[path.stem] = asdict(Result(path.stem))  # "interrupted", until we know better
+                folders.write_json(folder / "state.json", held)
                 result = execute(path, folder / path.name, parameters, profile, token)
+                result.artifacts = artifacts_of(path, profile)
             result.fingerprint, result.parameters = mark, parameters
             announce(result, folder / path.name)
             results.append(result)
@@ -236,16 +290,21 @@ def run_course(paths: list[Path], profile: Profile, seed: int, extra: dict[str, 
     return results
 
 
-def reuse(path: Path, old: dict[str, Any], mark: str, folder: Path, ran: list[Result]) -> Result | None:
-    """The earlier result of a notebook, if nothing that it depends on has changed since."""
-    code = notebook_code(path)
-    artifacts = build_folder() / "artifacts" / folder.name
-    lost = [n for n in called_with(code, "publish") if not folders.read_manifest(artifacts / n)]
-    ran_again = {r.name[:2] for r in ran if not r.reused}
-    needs = {maker_of(name) for name in called_with(code, "need")}
-    if lost or needs & ran_again or not (folder / path.name).exists():
-        return None
+def artifacts_of(path: Path, profile: Profile) -> dict[str, str]:
+    """Content hash of each artifact that a notebook takes or makes; empty where one is not whole."""
+    names = calls(path, "need") + calls(path, "publish")
+    found = {name: build_folder() / "artifacts" / profile.name / name for name in names}
+    manifests = {name: folders.read_manifest(folder) for name, folder in found.items()}
+    return {name: "" if not made or folders.damage(found[name], made) else made["hash"]
+            for name, made in manifests.items()}
+
+
+def reuse(path: Path, old: dict[str, Any], mark: str, profile: Profile) -> Result | None:
+    """The earlier result of a notebook, if nothing that it depends on or made has changed since."""
     if (old.get("fingerprint"), old.get("status")) != (mark, "passed"):
+        return None
+    artifacts = artifacts_of(path, profile)
+    if artifacts != old["artifacts"] or not (run_folder(profile) / path.name).exists():
         return None
     return Result(**{**old, "reused": True})
 
@@ -253,7 +312,7 @@ def reuse(path: Path, old: dict[str, Any], mark: str, folder: Path, ran: list[Re
 def blocked(path: Path, results: list[Result]) -> Result | None:
     """A result for a notebook that needs an artifact which failed to be made in this run."""
     lost = {r.name[:2] for r in results if r.status != "passed"}
-    for name in called_with(notebook_code(path), "need"):
+    for name in calls(path, "need"):
         if maker_of(name) in lost:
             return Result(path.stem, "blocked", error=f"needs {name!r} from {maker_of(name)}")
     return None

@@ -135,7 +135,8 @@ def fetch(name: str, again: bool = False) -> None:
     with folders.plain_disk_errors(item.folder):
         item.folder.parent.mkdir(parents=True, exist_ok=True)
         with FileLock(item.folder.parent / f".{item.name}.lock"):
-            if folders.read_manifest(item.folder) and not again:
+            held = folders.read_manifest(item.folder)
+            if held and not again and not folders.damage(item.folder, held):
                 return print(f"asset {name:22} here already")
             print(f"asset {name:22} {item.megabytes:4} MB  {item.licence}", flush=True)
             with folders.sealed(item.folder, {"name": name, "archives": item.archives}) as folder:

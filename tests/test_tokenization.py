@@ -133,6 +133,63 @@ def test_merges_that_do_not_follow_from_the_ids_are_refused():
         BulkEncoder(PreTrainedTokenizerFast(tokenizer_object=engine))
 
 
+@pytest.mark.parametrize("blanks", [("  ", "    ", "      "), ("      ", "    ", "  ")])
+def test_added_tokens_of_which_one_begins_another_are_refused(blanks):
+    tokenizer = tokenization.train_bpe(SOURCES, 600)
+    tokenizer.add_tokens(list(blanks))
+    with pytest.raises(CourseError, match="may claim the same characters"):
+        BulkEncoder(tokenizer)
+
+
+def test_added_tokens_that_overlap_are_refused_where_the_library_searches_twice():
+    from tokenizers import AddedToken
+
+    def added(normalized):
+        tokenizer = tokenization.train_bpe(SOURCES, 600)
+        tokenizer.add_tokens([AddedToken("a<|end", normalized=normalized)])
+        return tokenizer
+
+    text = f"a{END} a<|end {END}"
+    assert added(True)(text)["input_ids"] != added(False)(text)["input_ids"]
+    assert BulkEncoder(added(False)).encode(text).tolist() == added(False)(text)["input_ids"]
+    with pytest.raises(CourseError, match="may claim the same characters"):
+        BulkEncoder(added(True))
+
+
+def test_added_tokens_that_stay_apart_are_taken():
+    tokenizer = tokenization.train_bpe(SOURCES, 600)
+    tokenizer.add_tokens(["<one>", "<two>"])
+    text = "x<one><two> <one <two>"
+    assert BulkEncoder(tokenizer).encode(text).tolist() == tokenizer(text)["input_ids"]
+
+
+@pytest.mark.parametrize("rule", PATTERNS)
+def test_a_rule_that_gives_up_on_blanks_is_named_and_the_others_go_on(rule):
+    encode = BulkEncoder(tokenization.blank_tokenizer(PATTERNS[rule]))
+    if rule in ("code", "lines"):
+        assert len(encode.encode(" " * 2_000_000)) == 2_000_000
+        return
+    with pytest.raises(CourseError, match=rf"'{rule}' gave up .* 2,000,000(.|\n)*'code' or 'lines'"):
+        encode([" " * 2_000_000])
+
+
+@pytest.mark.parametrize("size", [0, 2, 200, 257])
+def test_a_vocabulary_without_room_for_the_bytes_is_named(size):
+    with pytest.raises(CourseError, match="258 or more"):
+        tokenization.train_bpe(SOURCES, size)
+
+
+def test_a_vocabulary_of_nothing_but_bytes_is_one():
+    tokenizer = tokenization.train_bpe(SOURCES, 258)
+    assert tokenizer.get_vocab() == tokenization.blank_tokenizer(PATTERNS["code"]).get_vocab()
+
+
+def test_a_callers_merges_are_its_own():
+    table = {b"a": 0, b"b": 1, b"ab": 7}
+    tokenization.recover_merges(table).clear()
+    assert tokenization.recover_merges(table) == [(b"a", b"b")]
+
+
 def test_a_lone_surrogate_is_an_error_and_not_a_silent_change():
     with pytest.raises(UnicodeEncodeError):
         BulkEncoder(tokenization.blank_tokenizer(PATTERNS["code"])).encode("a\ud800b")

@@ -9,6 +9,7 @@ applied by a third (`tiktoken`). Why bother: see `benchmarks/tokenization.py`.
 from __future__ import annotations
 
 import functools
+import itertools
 import json
 import os
 import random
@@ -71,6 +72,8 @@ def learn_ranks(texts: Iterable[str], count: int, pattern: str) -> dict[bytes, i
     """The 256 bytes, then the `count - 256` most useful joins in the order they were learned."""
     import rustbpe
 
+    if count < 256:
+        raise CourseError(f"{count} tokens cannot spell all bytes", fix="ask for 258 or more")
     trainer = rustbpe.Tokenizer()
     trainer.train_from_iterator(iter(texts), count, pattern=pattern)
     ranks = {bytes(token): rank for token, rank in trainer.get_mergeable_ranks()}
@@ -87,10 +90,16 @@ def recover_merges(ranks: dict[bytes, int]) -> list[tuple[bytes, bytes]]:
     >>> recover_merges(table)
     [(b'a', b'b'), (b'ab', b'c')]
     """
-    merges = []
-    for token in sorted(ranks, key=ranks.get):
+    return list(pairs_of(tuple(sorted(ranks, key=ranks.get))))
+
+
+@functools.lru_cache(maxsize=4)  # who makes a tokenizer mostly encodes with it next
+def pairs_of(tokens: tuple[bytes, ...]) -> list[tuple[bytes, bytes]]:
+    """`recover_merges` for tokens in the order they were learned; the order is all that counts."""
+    ranks, merges = {token: rank for rank, token in enumerate(tokens)}, []
+    for token, rank in ranks.items():
         if len(token) > 1:
-            parts = join_pieces(token, ranks, below=ranks[token])
+            parts = join_pieces(token, ranks, below=rank)
             if len(parts) != 2:
                 raise CourseError(f"the token {token!r} is not the union of two earlier ones")
             merges.append((parts[0], parts[1]))
@@ -190,8 +199,9 @@ class BulkEncoder:
         specials = set(tokenizer.all_special_tokens) if tokenizer.split_special_tokens else set()
         self.allowed = set(tokenizer.get_added_vocab()) - specials
         self.threads = threads or getattr(os, "process_cpu_count", os.cpu_count)()
+        self.pattern = read_pattern(tokenizer)
         self.encoding = tiktoken.Encoding(  # threads, no offsets, and arrays instead of lists
-            "bulk", pat_str=read_pattern(tokenizer), mergeable_ranks=read_ranks(tokenizer),
+            "bulk", pat_str=self.pattern, mergeable_ranks=read_ranks(tokenizer),
             special_tokens=tokenizer.get_added_vocab())
 
     def __call__(self, texts: Sequence[str]) -> list[np.ndarray]:
@@ -202,8 +212,13 @@ class BulkEncoder:
     def encode(self, text: str) -> np.ndarray:
         """The ids of one text. A lone surrogate, which no file can hold, is an error."""
         text.encode()  # else it would become U+FFFD in silence
-        return self.encoding.encode_to_numpy(text, allowed_special=self.allowed,
-                                             disallowed_special=())
+        try:
+            return self.encoding.encode_to_numpy(text, allowed_special=self.allowed,
+                                                 disallowed_special=())
+        except ValueError as error:  # a rule with look-ahead, and a million blanks in a row
+            rule = {pattern: name for name, pattern in PATTERNS.items()}.get(self.pattern, self.pattern)
+            what = f"the rule {rule!r} gave up on a text of {len(text):,} characters: {error}"
+            raise CourseError(what, fix="take the rule 'code' or 'lines', or tokenizer(text)") from error
 
     def decode(self, ids: np.ndarray) -> str:
         """The text of one array of ids."""
@@ -220,11 +235,27 @@ def why_not_bulk(tokenizer: Any) -> str | None:
         return "it does not cut text by one regular expression into bytes"
     if any(t["lstrip"] or t["rstrip"] or t["single_word"] for t in engine["added_tokens"]):
         return "an added token takes the blanks beside it"
+    if clash := clashing(engine["added_tokens"]):
+        return "two added tokens may claim the same characters: {!r} and {!r}".format(*clash)
     if tokenizer("")["input_ids"]:
         return "it adds special tokens to every text"
     pairs = [[spell(left), spell(right)] for left, right in recover_merges(read_ranks(tokenizer))]
     if pairs != model["merges"]:
         return "the pairs it joins do not follow from the order of its ids"
+    return None
+
+
+def clashing(added: Sequence[dict[str, Any]]) -> tuple[str, str] | None:
+    """Two added tokens between which the programs may choose differently, or None.
+
+    At one place the library takes the longest, tiktoken any. And the library looks for all that are
+    not `normalized` first, tiktoken from left to right.
+    """
+    for first, second in itertools.permutations(added, 2):
+        one, two = first["content"], second["content"]
+        reach = len(one) if first["normalized"] != second["normalized"] else 1
+        if any(two.startswith(one[i:]) or one.startswith(two, i) for i in range(reach)):
+            return one, two
     return None
 
 

@@ -8,6 +8,7 @@ import re
 import shutil
 import subprocess
 import threading
+import time
 import zipfile
 from pathlib import Path
 
@@ -62,13 +63,21 @@ def test_accidents_are_counted_and_never_raise(package, tmp_path):
     (root / "down").symlink_to(root)
     os.mkfifo(root / "pipe.py")
     Path(os.fsdecode(os.fsencode(root) + b"/bad\xff.py")).write_text(code("bad"))
+    os.mkdir(os.fsencode(root) + b"/dir\xff")
+    Path(os.fsdecode(os.fsencode(root) + b"/dir\xff/a.py")).write_text(code("dir"))
     tree = sources.folder_tree(root, "thing", "MIT")
     assert fates([tree], tmp_path / "out") == {
         "good.py": "kept", "empty.py": "empty", "blank.py": "empty", "nul.py": "binary",
         "latin.py": "not UTF-8", "line.py": "long lines", "huge.py": "too large to read",
         "small.py": "size", "stub.pyi": "not .py", "loop.py": "link in a loop",
         "dangling.py": "unreadable", "down": "link to a folder", "pipe.py": "not a plain file",
-        "bad\\udcff.py": "name is not plain text"}
+        "bad\\udcff.py": "name is not plain text", "dir\\udcff/a.py": "name is not plain text"}
+
+
+@pytest.mark.parametrize("name", ["a\0.py", "\ud800.py", "x" * 5000, "a.py/b.py", ""])
+def test_a_path_that_no_file_can_have_is_unreadable(tmp_path, name):
+    (tmp_path / "a.py").write_text("x = 1\n")
+    assert sources.read_file(tmp_path / name)[1] in ("unreadable", "not a plain file")
 
 
 def test_a_file_that_changes_while_it_is_read_is_refused(tmp_path):
@@ -102,6 +111,36 @@ def test_reading_a_table_keeps_nothing_of_what_was_read(tmp_path):
 def test_an_empty_corpus_says_so(package, tmp_path):
     with pytest.raises(CourseError, match="no document passed"):
         corpus.build([package({"a.py": ""})], tmp_path)
+
+
+def test_a_used_folder_and_a_package_given_twice_are_refused(package, tmp_path):
+    tree, out = package({"a.py": code("a")}), tmp_path / "out"
+    assert fates([tree], out) == {"a.py": "kept"}
+    with pytest.raises(CourseError, match="a corpus here already"):
+        corpus.build([tree], out)
+    with pytest.raises(CourseError, match="two trees are called thing"):
+        corpus.build([tree, tree], tmp_path)
+    assert not list(tmp_path.glob("*.parquet"))
+
+
+def test_nothing_that_was_taken_out_is_in_what_is_published(package, tmp_path, monkeypatch):
+    monkeypatch.setattr(corpus, "opted_out", lambda: ["private/*", "leaver"])
+    secrets = ["AKIA" + "Q7" * 8, "marker.ada@" + "example.org", "hunter2marker"]
+    keeps = code("keeps") + f"# {secrets[0]}, {secrets[1]}, https://ada:{secrets[2]}@host/x\n"
+    trees = [package({"a.py": keeps, "private/b.py": code("marker_private"), "twin.py": code("marker_twin"),
+                      "made.py": "# auto-generated\n" + code("marker_made")}, name="open"),
+             package({"c.py": code("marker_refused")}, "GPL", "closed"),
+             package({"d.py": code("marker_leaver")}, name="leaver"),
+             package({"e.py": code("marker_twin").replace(" ", "  ")}, name="also")]
+    assert set(fates(trees, tmp_path / "out").values()) > {"kept", "licence", "opted out", "exact duplicate"}
+    given = corpus.publishable(tmp_path / "out")
+    assert {path.name for path in given} == {"train-00000.parquet", "rejected.parquet"}
+    held = "\n".join(map(repr, (row for path in given for row in corpus.rows_of(path))))
+    raw = repr(list(corpus.rows_of(tmp_path / "out" / "contents.parquet")))
+    for text in [*secrets, "marker_private_1", "marker_made_1", "marker_refused_1", "marker_leaver_1"]:
+        assert text in raw and text not in held, text
+    assert (raw.count("'content': 'marker_twin_0 "), held.count("'content': 'marker_twin_0 ")) == (2, 1)
+    assert "keeps_1" in held
 
 
 def test_a_content_is_stored_once_under_gits_name(package, tmp_path):
@@ -202,7 +241,8 @@ def test_a_folder_with_quotes_and_braces_is_no_injection(package, tmp_path):
 @pytest.mark.parametrize("expression, allowed", [
     ("MIT", True), ("mit", True), ("GPL-3.0", False), ("MIT OR GPL-3.0", True), ("MIT AND GPL-3.0", False),
     ("(MIT OR GPL-2.0) AND Apache-2.0", True), ("Apache-2.0 WITH LLVM-exception AND MIT", True),
-    ("unknown", False), ("", False), ("GPL-2.0 AND MIT OR LGPL-2.1", False), ("MITRE", False)])
+    ("unknown", False), ("", False), (None, False), ("MIT WITH Commons-Clause", False),
+    ("CC-BY-NC-4.0 AND MIT", False), ("GPL-2.0 AND MIT OR LGPL-2.1", False), ("MITRE", False)])
 def test_permissive(expression, allowed):
     assert sources.permissive(expression) is allowed
 
@@ -212,6 +252,15 @@ def test_permissive(expression, allowed):
     ("Classifier: License :: OSI Approved :: BSD License\nLicense: Copyright (c) me", "BSD"),
     ("Classifier: License :: OSI Approved :: MIT License\nClassifier: License :: OSI Approved :: "
      "GNU Lesser General Public License v3 (LGPLv3)", "MIT AND GPL"),
+    ("Classifier: License :: OSI Approved :: Eclipse Public License 2.0 (EPL-2.0)\n"
+     "Classifier: License :: OSI Approved :: MIT License", "unknown AND MIT"),
+    ("Classifier: License :: Free for non-commercial use\nLicense: MIT", "unknown"),
+    ("License: Copyright Mitsubishi Electric", "unknown"), ("License: Not MIT: proprietary", "unknown"),
+    ("License: CC-BY-NC-4.0 and MIT", "unknown"), ("License: BSD with Commons Clause, non-commercial", "unknown"),
+    ("License: MIT AND CC-BY-NC-4.0", "unknown"), ("License: MITigated", "unknown"), ("License: MIT-NC", "unknown"),
+    ("License: MIT License\n with the Commons Clause", "unknown"), ("License: MPL-2.0 AND MIT", "MPL-2.0 AND MIT"),
+    ("License: MIT License\n Copyright (c) me\n Permission is hereby granted", "MIT"),
+    ("License: Apache License, Version 2.0", "Apache-2.0"), ("License: The MIT License", "MIT"),
     ("License: Permitted use only", "unknown"), ("License: LGPLv3", "GPL"), ("Name: x", "unknown")])
 def test_licence_from_metadata(metadata, licence):
     assert sources.licence_of(email.message_from_string(metadata)) == licence
@@ -261,20 +310,34 @@ def test_measures_equal_those_by_hand():
 
 @pytest.mark.parametrize("text, kind", [
     ("AKIA" + "A1" * 8, "aws-key"), ("ghp_" + "a1B2" * 9, "github-token"), ("hf_" + "aB" * 17, "hub-token"),
+    ("ASIA" + "A1" * 8, "aws-key"), ("github_pat_" + "a1B2_" * 9, "github-token"), ("sk-" + "aB3d" * 8, "model-key"),
+    ("sk-proj-" + "aB3d" * 8, "model-key"), ("ADA@EXAMPLE.ORG", "e-mail"), ("ada@example.photography", "e-mail"),
+    ("redis://:hunter2@host/x", "password"), ("-----BEGIN PGP PRIVATE KEY BLOCK-----\nVersion: a-b\n\nabc\n"
+                                              "-----END PGP PRIVATE KEY BLOCK-----", "private-key"),
     ("xoxb-" + "1" * 12, "slack-token"), ("AIza" + "x" * 35, "google-key"), ("ada@example.org", "e-mail"),
     ("eyJ" + "a" * 12 + ".eyJ" + "b" * 12 + ".sig", "web-token"), ("https://ada:hunter2@host/x", "password"),
     ("-----BEGIN RSA PRIVATE KEY-----\nabc\n-----END RSA PRIVATE KEY-----", "private-key")])
 def test_secrets_are_cut_out_and_counted(text, kind):
     redacted, found = corpus.redact(f"x = '{text}'\n" * 2)
     assert found == {kind: 2} and redacted.count(f"<{kind}>") == 2
-    body = max(re.split(r"://|@host|AKIA|-----[A-Z ]+-----", text), key=len)
+    body = max(re.split(r"://|@host|A[KS]IA|github_pat_|sk-|-----[A-Z ]+-----", text), key=len)
     assert body not in redacted
 
 
 @pytest.mark.parametrize("text", ["@functools.cache\ndef f(): ...", "y = q@k.mT", "y = a@b.to(device)",
-                                  "ghost = hf_model", "url = 'https://host/a:b@c'", "x = 'AKIA'"])
+                                  "ghost = hf_model", "y = q@self.weight",
+                                  "css = 'sk-toggleable__label-arrow'", "task-A1b2C3d4E5f6G7h8I9j0K1", "url = 'https://host/a:b@c'", "x = 'AKIA'"])
 def test_code_that_only_looks_like_a_secret_stays(text):
     assert corpus.redact(text) == (text, collections.Counter())
+
+
+@pytest.mark.parametrize("text", [
+    "-----BEGIN PRIVATE KEY-----\n", "-----BEGIN " + "A" * 30, "eyJ", "eyJaaaaaaaaaa.", "a@b.", "a@", "@b.",
+    "https://a:", "://a", "gh", "ghp_", "github_pat_", "sk-", "sk-a", "AKIA", "xoxb-", "AIza", "hf_"])
+def test_redacting_takes_time_in_proportion_to_the_text(text):
+    hostile, start = text * (1_500_000 // len(text)), time.process_time()
+    corpus.redact(hostile)  # a tenth of a second; with a pattern that starts over, minutes
+    assert time.process_time() - start < 8
 
 
 # duplicates -------------------------------------------------------------------------------------

@@ -32,6 +32,7 @@ from utils.sources import (Tree, blob_id, folder_tree, licence_of, opted_out, pe
                            read_file)
 
 Row = dict[str, Any]
+SPLITS = ("train", "validation", "test")
 VENDORED = re.compile(r"(^|/)(_?vendor(ed)?|_?extern(s|als?)?|third_party)/")
 
 
@@ -132,6 +133,9 @@ def rejections(*rows: tuple) -> list[Row]:
 
 def store(trees: list[Tree], folder: Path) -> list[Row]:
     """Write `files`, `contents` and `licenses`, each content once; return what was unreadable."""
+    twice = [name for name, n in collections.Counter(t.package for t in trees).items() if n > 1]
+    if twice:  # the query would give each of its files twice
+        raise CourseError(f"two trees are called {twice[0]}", folder, "give each tree its own name")
     names = sorted((bool(VENDORED.search(path)), tree.package, path, tree.root)
                    for tree in trees for path in tree.paths)
     files, copies = [], collections.Counter()
@@ -188,18 +192,22 @@ GENERATED = re.compile(r"(?i)auto-?generated|automatically[ -]generated|do not e
 TESTS = re.compile(r"(^|/)(tests?|testing)/|(^|/)(test_[^/]*|conftest)\.py$|_test\.py$")
 SETTINGS = re.compile(r"(^|/)(conf|configs?|settings|setup|configuration_\w*)\.py$")
 BALLAST_KEPT = 0.3
-SECRETS = {  # each pattern starts with the text that gives it away, which is found fast and stays
-    "aws-key": ("AKIA", r"[0-9A-Z]{16}\b"),
-    "github-token": ("gh", r"[pousr]_[A-Za-z0-9]{36,}"),
-    "hub-token": ("hf_", r"[A-Za-z0-9]{30,}"),
-    "slack-token": ("xox", r"[abprs]-[A-Za-z0-9-]{10,}"),
-    "google-key": ("AIza", r"[\w-]{35}"),
-    "web-token": ("eyJ", r"[\w-]{10,}\.eyJ[\w-]{10,}\.[\w-]+"),
-    "private-key": ("-----BEGIN ", r"[A-Z ]*PRIVATE KEY-----.*?-----END [A-Z ]*PRIVATE KEY-----"),
-    "password": ("://", r"[\w.-]+:[^\s:/@'\"{}<>]+(?=@[\w.])")}
+SECRETS = [  # each pattern starts with the text that gives it away, which is found fast and stays
+    ("aws-key", "AKIA", r"[0-9A-Z]{16}\b"),
+    ("aws-key", "ASIA", r"[0-9A-Z]{16}\b"),
+    ("github-token", "gh", r"[pousr]_[A-Za-z0-9]{36,}"),
+    ("github-token", "github_pat_", r"\w{40,}"),
+    ("hub-token", "hf_", r"[A-Za-z0-9]{30,}"),
+    ("model-key", "sk-", r"(?<![\w-]sk-)(?=[\w-]{0,80}[0-9])(?=[\w-]{0,80}[A-Z])[\w-]{20,}"),
+    ("slack-token", "xox", r"[abprs]-[A-Za-z0-9-]{10,}"),
+    ("google-key", "AIza", r"[\w-]{35}"),
+    ("web-token", "eyJ", r"(?<![\w-]eyJ)[\w-]{10,}\.eyJ[\w-]{10,}\.[\w-]+"),
+    ("private-key", "-----BEGIN ", r"[A-Z ]{0,40}PRIVATE KEY(?: BLOCK)?-----(?:(?!-----).)*"
+                                   r"-----END [A-Z ]{0,40}PRIVATE KEY(?: BLOCK)?-----"),
+    ("password", "://", r"[\w.%+-]*:[^\s:/@'\"{}<>]+(?=@[\w.])")]
 MAYBE_EMAIL = re.compile(r"@(?<=\w@)[\w-]+\.")  # starts with a literal, so it is found fast
-EMAIL = re.compile(r"(?<![\w.+-])[\w.+-]+@(?:[\w-]+\.)+"
-                   r"(?:com|org|net|edu|gov|info|dev|name|[a-z]{2})\b(?![(\[])")
+EMAIL = re.compile(r"(?<![\w.+-])[\w.+-]+@(?!self\.)(?:[\w-]+\.)+"  # `q@k.mT` is a matrix product
+                   r"(?:[A-Za-z][a-z]{1,23}|[A-Z]{2,24})\b(?![(\[])")
 
 
 def objection(row: Row, seen: prints.Measures) -> tuple[str, str]:
@@ -228,9 +236,10 @@ def redact(text: str) -> tuple[str, collections.Counter]:
     ('ask <e-mail>', Counter({'e-mail': 1}))
     """
     found = collections.Counter()
-    for kind, (sign, rest) in SECRETS.items():
+    for kind, sign, rest in SECRETS:
         if sign in text:
-            text, found[kind] = re.subn(sign + rest, f"{sign}<{kind}>", text, flags=re.DOTALL)
+            text, count = re.subn(sign + rest, f"{sign}<{kind}>", text, flags=re.DOTALL)
+            found[kind] += count
     if MAYBE_EMAIL.search(text):
         text, found["e-mail"] = EMAIL.subn("<e-mail>", text)
     return text, +found
@@ -295,9 +304,19 @@ def split_packages(sizes: dict[str, int], share: float = 0.05) -> dict[str, str]
     return parts
 
 
+def publishable(folder: Path) -> list[Path]:
+    """What others may have of a build: the splits, and the names of what was rejected.
+
+    Not the three tables: `contents` holds every file as it was, refused ones and secrets included.
+    """
+    return sorted(path for split in (*SPLITS, "rejected") for path in folder.glob(f"{split}*.parquet"))
+
+
 def build(trees: list[Tree], folder: Path, shard: int = 16_000_000) -> Row:
-    """Make the whole corpus in `folder`; returns what was seen, kept, refused and why."""
+    """Make the whole corpus in an empty `folder`; returns what was seen, kept, refused and why."""
     start, spool = time.perf_counter(), folder / "clean.part"
+    if any(folder.glob("*.parquet")):  # old shards would be taken for a part of this corpus
+        raise CourseError("there is a corpus here already", folder, "build in an empty folder")
     rejected = store(trees, folder)
     cleaner = Cleaner(rejected)
     write_rows(spool, "corpus", cleaner.run(documents(folder, rejected)), "none")
@@ -307,7 +326,7 @@ def build(trees: list[Tree], folder: Path, shard: int = 16_000_000) -> Row:
     for row in kept:
         sizes[row["package"]] += row["size"]
     parts = split_packages(sizes)
-    for split in ("train", "validation", "test"):
+    for split in SPLITS:
         hashes = [row["hash"] for row in kept if parts[row["package"]] == split]
         for number, some in enumerate(cut(rows_of(spool, "hash", hashes), shard)):
             write_rows(folder / f"{split}-{number:05}.parquet", "corpus", some)

@@ -3,6 +3,7 @@
     python -m benchmarks pretraining                   step, loop and resume, two minutes
     python -m benchmarks.pretraining race              classic against ours, 1,080 CPU seconds each
     python -m benchmarks.pretraining ablations         one change a row, 60 CPU seconds each
+    python -m benchmarks.pretraining record FOLDER     a run of the engine, into results/
 
 A run has one thread and a budget of CPU seconds, so that other work on the machine hardly matters:
 1,080 of them are ten minutes of two cores. The result is bits per byte on held-out packages, the
@@ -184,11 +185,14 @@ def rows() -> list[dict[str, Any]]:
     return [*step_rows(), resume_row()]
 
 
-def windows(count: int = WINDOWS) -> list[str]:
-    """Held-out texts: blocks of the test split, chosen by seed, in the order of the file."""
+def windows(name: str = "test", count: int = WINDOWS) -> list[str]:
+    """Blocks of a split as texts, in the order of the file: those that come last in the order of training.
+
+    Of `test`, packages that nobody trained on; of `train`, blocks that no race comes to.
+    """
     tokenizer = AutoTokenizer.from_pretrained(ARTIFACTS / "tokenizer")
-    split = open_store(ARTIFACTS / "tokens", tokenizer)["test"]
-    rows = np.sort(Loader(split, 1, 7).rows_at(np.arange(count)))
+    split = open_store(ARTIFACTS / "tokens", tokenizer)[name]
+    rows = np.sort(Loader(split, 1, 42).rows_at(len(split) - 1 - np.arange(count)))
     said = (tokenizer.decode(row[1:]) for row in split.gather(rows))
     return [text.replace("\ufffd", "?").replace(tokenizer.eos_token, "\n") for text in said]
 
@@ -246,8 +250,9 @@ def train_for(recipe: Recipe, budget: float) -> dict[str, Any]:
             optimizer.step()
             optimizer.zero_grad()
     spent = time.process_time() - begun
-    return {"bits_per_byte": round(bits_per_byte(model, tokenizer, windows(), block, low), 4),
-            "cpu_seconds": round(spent), "steps": steps, "tokens": steps * recipe.rows * block,
+    bits = {name: round(bits_per_byte(model, tokenizer, windows(name), block, low), 4)
+            for name in ("test", "train")}
+    return {"bits_per_byte": bits["test"], "bits_per_byte_same_packages": bits["train"], "cpu_seconds": round(spent), "steps": steps, "tokens": steps * recipe.rows * block,
             "tokens_per_second": round(recipe.rows * block / each)}
 
 
@@ -263,11 +268,17 @@ def classic_store() -> dict[str, str]:
     return {"tokens": str(folder / "tokens"), "tokenizer": str(folder / "tokenizer")}
 
 
+def commit() -> str:
+    """The commit of this checkout, with a mark if it has changes."""
+    git = ["git", "describe", "--always", "--dirty"]
+    return subprocess.run(git, cwd=ROOT, capture_output=True, text=True).stdout.strip()
+
+
 def entry(name: str, recipe: Recipe, budget: float) -> dict[str, Any]:
     """A row of the board."""
-    git = ["git", "describe", "--always", "--dirty"]
-    commit = subprocess.run(git, cwd=ROOT, capture_output=True, text=True).stdout.strip()
-    row = {"idea": name, **train_for(recipe, budget), "commit": commit}
+    row = {"idea": name, "recipe": dict(vars(recipe)), **train_for(recipe, budget), "commit": commit()}
+    for place in ("tokens", "tokenizer", "folder"):  # of this machine alone
+        row["recipe"].pop(place, None)
     print(json.dumps(row), flush=True)
     return row
 
@@ -304,16 +315,38 @@ def main(kind: str, *names: str, seconds: float | None = None) -> None:
     found = [entry(name, make(), budget) for name, make in chosen.items()]
     with FileLock(build_folder() / "leaderboard.lock"):  # several races may run at once
         board = folders.read_json(BOARD) or {}
-        texts = windows()
+        texts, near = windows("test"), windows("train")
         old = [row for row in board.get(kind, []) if row["idea"] not in chosen]
         board.update({"what": "bits per byte on blocks of held-out packages, one thread, equal CPU seconds",
                       "command": "python -m benchmarks.pretraining race; … ablations",
                       "machine": machine_facts(), "yardsticks": yardsticks(texts),
+                      "yardsticks_same_packages": yardsticks(near),
                       "bytes": sum(len(text.encode()) for text in texts),
                       kind: sorted([*old, *found], key=lambda row: row["bits_per_byte"])})
         folders.write_json(BOARD, board)
 
 
+def record(folder: Path, results: Path = BOARD.parent) -> Path:
+    """Keep what a run of the engine logged: its recipe, curve, speed, memory and samples."""
+    lines = [json.loads(line) for line in (folder / "log.jsonl").read_text("utf-8").splitlines()]
+    kinds = {kind: [{k: v for k, v in line.items() if k != "kind"} for line in lines
+                    if line["kind"] == kind] for kind in ("step", "validation", "sample")}
+    thin = max(1, len(kinds["step"]) // 500)
+    speeds = sorted(line["tokens_per_second"] for line in kinds["step"])
+    used = sorted(line["utilization"] for line in kinds["step"])
+    path = results / f"pretraining-{folder.name}.json"
+    folders.write_json(path, {
+        "command": f"python -m utils.pretraining RECIPE folder={folder.name}, then benchmarks.pretraining record",
+        "machine": machine_facts(), "commit": commit(), **folders.read_json(folder / "recipe.json"),
+        "tokens_per_second": speeds[len(speeds) // 2], "utilization": used[len(used) // 2],
+        "memory": max((line["memory"] for line in kinds["validation"]), default=None),
+        "steps": kinds["step"][::thin], "validation": kinds["validation"], "samples": kinds["sample"]})
+    return path
+
+
 if __name__ == "__main__":
     os.environ.setdefault("OMP_NUM_THREADS", "1")
-    main(sys.argv[1], *sys.argv[2:])
+    if sys.argv[1] == "record":
+        print(record(Path(sys.argv[2])))
+    else:
+        main(sys.argv[1], *sys.argv[2:])

@@ -92,7 +92,8 @@ def die_at(monkeypatch, step, owner=Pretraining, name="forward_backward"):
 
 @pytest.mark.parametrize("wrong, said", [
     ({"step": 3}, "did you mean 'steps'"), ({"rate": "fast"}, "no float"), ({"steps": 2.5}, "no int"),
-    ({"schedule": "spiral"}, "spiral"), ({"optimizer": "sgd"}, "sgd")])
+    ({"schedule": "spiral"}, "spiral"), ({"optimizer": "sgd"}, "muon, adamw"),
+    ({"precision": "fp16"}, "float16")])
 def test_a_wrong_field_is_named(wrong, said):
     with pytest.raises(CourseError, match=said):
         Recipe.make(model=NANO, **wrong)
@@ -193,6 +194,14 @@ def test_rows_that_processes_cannot_share_are_refused(recipe):
 def test_a_model_with_too_few_positions_is_refused(recipe):
     with pytest.raises(CourseError, match="16 positions"):
         Pretraining(recipe.change(model={"max_position_embeddings": 16}))
+
+
+def test_float16_is_refused_where_it_would_silently_be_float32(recipe):
+    from accelerate.state import AcceleratorState
+    AcceleratorState._reset_state(reset_partial_state=True)
+    with pytest.raises(CourseError, match="silently float32"):
+        Pretraining(recipe.change(precision="float16"))
+    AcceleratorState._reset_state(reset_partial_state=True)
 
 
 # evaluation

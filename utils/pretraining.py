@@ -27,7 +27,8 @@ from tqdm import tqdm as tqdm_plain
 from tqdm.auto import tqdm
 
 from utils import checkpoints
-from utils.common import CourseError, choose_dtype, choose_threads, fastest_of, set_seed
+from utils.common import (CourseError, choose_dtype, choose_threads, fastest_of, process_memory,
+                          set_seed)
 from utils.folders import read_json, read_manifest, write_json
 from utils.packing import Loader, Split, open_store, split_rows
 from utils.recipes import Recipe, build_model, flops_per_token, make_optimizers, share_of_rate
@@ -98,8 +99,12 @@ class Pretraining:
 
         self.recipe, self.folder = recipe, Path(recipe.folder)
         alone = not (torch.cuda.is_available() or torch.mps.is_available())  # then accelerate must be
+        half = "fp16" if recipe.precision == "float16" else None  # accelerate scales the loss then
         self.accelerator = Accelerator(cpu=alone, log_with=recipe.log_to or None,  # told, or each
-                                       project_dir=self.folder)  # process trains by itself
+                                       project_dir=self.folder, mixed_precision=half)  # one is alone
+        if half and self.accelerator.device.type != "cuda":
+            raise CourseError("float16 needs a GPU: elsewhere it is slow or silently float32",
+                              "precision in the recipe", "take bfloat16, float32 or auto")
         if int(os.environ.get("WORLD_SIZE", 1)) != self.accelerator.num_processes:
             raise CourseError("the launcher started several processes, and each believes it is alone",
                               "the launch command", "use torchrun, or see launch/README.md")
@@ -183,14 +188,15 @@ class Pretraining:
         step = self.progress["step"]
         torch.manual_seed(hash((self.recipe.seed, step, self.rank)) % 2**63)  # dropout, if any
         loss = self.forward_backward(batches)
+        self.accelerator.unscale_gradients()  # of float16; nothing otherwise
         norm = torch.nn.utils.clip_grad_norm_(self.model.parameters(), self.recipe.clip)
         norm = float(checkpoints.whole(norm))
         share = share_of_rate(step, self.recipe)
         for optimizer in self.stepped:
             for group in optimizer.param_groups:
                 group["lr"] = group["full_rate"] * share
-            if math.isfinite(norm):  # the same number on every rank: all step, or none
-                optimizer.step()
+            if math.isfinite(norm) or self.accelerator.scaler:  # the same on every rank: all step,
+                optimizer.step()  # or none; a scaler skips by itself, and learns from it
             optimizer.zero_grad()
         self.bad = 0 if math.isfinite(norm) else self.bad + 1
         self.progress["step"] += 1
@@ -378,7 +384,9 @@ class Pretraining:
         saving = last or step % recipe.save_every == 0
         if saving or step % recipe.evaluate_every == 0:
             loss = self.progress["validation_loss"] = self.evaluate()
-            self.log("validation", loss=loss, perplexity=perplexity(loss),
+            held = (torch.cuda.max_memory_allocated() if self.device.type == "cuda"
+                    else process_memory()["rss"])
+            self.log("validation", loss=loss, perplexity=perplexity(loss), memory=held,
                      bits_per_byte=self.store["validation"].bits_per_byte(loss))
         due = recipe.sample_every and (last or step % recipe.sample_every == 0)
         if due and (self.main or self.sharded):  # a part of a model says nothing by itself

@@ -20,7 +20,8 @@ import torch
 from utils.common import CourseError
 
 FREE = {"micro", "threads", "folder", "compile", "shard", "save_every", "keep", "log_every", "log_to", "hub"}
-SCHEDULES = ("trapezoid", "cosine", "linear", "constant")
+CHOICES = {"schedule": ("trapezoid", "cosine", "linear", "constant"), "optimizer": ("muon", "adamw"),
+           "precision": ("auto", "float32", "bfloat16", "float16")}
 
 
 @dataclass(frozen=True)
@@ -42,7 +43,7 @@ class Recipe:
     schedule: str = "trapezoid"
     warmup: float = 0.02  # share of the steps
     cooldown: float = 0.5
-    precision: str = "auto"  # or float32, bfloat16
+    precision: str = "auto"  # or float32, bfloat16; float16 on a GPU
     attention: str = "sdpa"
     compile: bool = False
     shard: bool = False  # weights and optimizers spread over the processes (FSDP)
@@ -85,9 +86,10 @@ class Recipe:
                 raise CourseError(f"{name} is {value!r}, which is no {wanted}", "the recipe",
                                   f"write a {wanted}")
         recipe = cls(**said)
-        if recipe.schedule not in SCHEDULES or recipe.optimizer not in ("muon", "adamw"):
-            raise CourseError(f"unknown {recipe.schedule!r} or {recipe.optimizer!r}", "the recipe",
-                              f"a schedule is one of {', '.join(SCHEDULES)}; an optimizer muon or adamw")
+        for name, values in CHOICES.items():
+            if getattr(recipe, name) not in values:
+                raise CourseError(f"{name} is {getattr(recipe, name)!r}", "the recipe",
+                                  f"choose one of {', '.join(values)}")
         return recipe
 
     def change(self, **changes: Any) -> Recipe:

@@ -274,11 +274,15 @@ def commit() -> str:
     return subprocess.run(git, cwd=ROOT, capture_output=True, text=True).stdout.strip()
 
 
+def without_places(recipe: dict[str, Any]) -> dict[str, Any]:
+    """A recipe without the folders of one machine."""
+    return {k: v for k, v in recipe.items() if k not in ("tokens", "tokenizer", "folder")}
+
+
 def entry(name: str, recipe: Recipe, budget: float) -> dict[str, Any]:
     """A row of the board."""
-    row = {"idea": name, "recipe": dict(vars(recipe)), **train_for(recipe, budget), "commit": commit()}
-    for place in ("tokens", "tokenizer", "folder"):  # of this machine alone
-        row["recipe"].pop(place, None)
+    row = {"idea": name, "recipe": without_places(vars(recipe)), **train_for(recipe, budget),
+           "commit": commit()}
     print(json.dumps(row), flush=True)
     return row
 
@@ -335,9 +339,11 @@ def record(folder: Path, results: Path = BOARD.parent) -> Path:
     speeds = sorted(line["tokens_per_second"] for line in kinds["step"])
     used = sorted(line["utilization"] for line in kinds["step"])
     path = results / f"pretraining-{folder.name}.json"
+    begun = folders.read_json(folder / "recipe.json")
+    begun["recipe"] = without_places(begun["recipe"])
     folders.write_json(path, {
         "command": f"python -m utils.pretraining RECIPE folder={folder.name}, then benchmarks.pretraining record",
-        "machine": machine_facts(), "commit": commit(), **folders.read_json(folder / "recipe.json"),
+        "machine": machine_facts(), "commit": commit(), **begun,
         "tokens_per_second": speeds[len(speeds) // 2], "utilization": used[len(used) // 2],
         "memory": max((line["memory"] for line in kinds["validation"]), default=None),
         "steps": kinds["step"][::thin], "validation": kinds["validation"], "samples": kinds["sample"]})

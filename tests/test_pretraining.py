@@ -512,3 +512,12 @@ def test_samples_are_taken_and_kept(recipe):
 def test_the_command_line_says_what_is_wrong(arguments, status, said, capsys):
     assert main(arguments) == status
     assert said in "".join(capsys.readouterr())
+
+
+def test_a_recorded_run_says_what_made_it(whole, tmp_path):
+    from benchmarks.pretraining import record
+    kept = json.loads(record(pretraining.Path(whole.folder), tmp_path).read_text())
+    assert [line["step"] for line in kept["steps"]] == list(range(1, 13))
+    assert kept["validation"][-1]["bits_per_byte"] > 0 and kept["memory"] > 1e6
+    assert {"machine", "commit", "command", "recipe"} <= set(kept)
+    assert str(ROOT) not in json.dumps(kept), "a path of one machine is no result"

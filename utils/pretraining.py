@@ -33,6 +33,7 @@ from utils.folders import read_json, read_manifest, write_json
 from utils.packing import Loader, Split, open_store, split_rows
 from utils.recipes import Recipe, build_model, flops_per_token, make_optimizers, share_of_rate
 
+IMPORTED_BY = os.getpid()
 BAD_STEPS = 5  # so many in a row, and the run stops
 
 
@@ -251,7 +252,7 @@ class Pretraining:
             line = {"kind": kind, "step": self.progress["step"], **values}
             with (self.folder / "log.jsonl").open("a", encoding="utf-8") as file:
                 file.write(json.dumps(line) + "\n")
-            figures = {k: v for k, v in values.items() if isinstance(v, (int, float))}
+            figures = {f"{kind}/{k}": v for k, v in values.items() if isinstance(v, (int, float))}
             if self.recipe.log_to and figures:
                 self.accelerator.log(figures, step=self.progress["step"])
 
@@ -281,7 +282,7 @@ class Pretraining:
             self.pushes.append(api.upload_folder(
                 repo_id=self.recipe.hub, folder_path=path, run_as_future=True,
                 commit_message=f"step {self.progress['step']}",
-                ignore_patterns=[checkpoints.STATE, "manifest.json"]))
+                ignore_patterns=[checkpoints.STATE, checkpoints.PROGRESS, "manifest.json"]))
 
     def pushed(self, push: Any) -> bool:
         """Report on a push that has ended; False, so that it is dropped."""
@@ -322,7 +323,7 @@ class Pretraining:
         self.lost = self.lost + 1 if loss > chance + 1 else 0
         if self.lost >= 20:
             raise CourseError(f"the run diverged: a loss of {loss:.2f}, guessing has {chance:.2f}",
-                              f"step {step}", back)
+                              f"step {step}", "lower the rate, and start again in another folder")
 
     @contextlib.contextmanager
     def own_folder(self) -> Iterator[None]:
@@ -371,7 +372,7 @@ class Pretraining:
 
     def make_bar(self) -> Any:
         """One line that stays one line; none where nobody looks."""
-        forked = "FORK_LAUNCHED" in os.environ  # by notebook_launcher: widgets do not reach the page
+        forked = os.getpid() != IMPORTED_BY  # by notebook_launcher: widgets do not reach the page
         quiet = {} if forked or "ipykernel" in sys.modules else {"disable": None}
         quiet = quiet if self.main else {"disable": True}
         return (tqdm_plain if forked else tqdm)(total=self.recipe.steps, initial=self.progress["step"],

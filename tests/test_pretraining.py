@@ -288,6 +288,25 @@ def test_a_damaged_checkpoint_is_skipped_and_said(recipe, whole, capfd):
     assert losses(recipe) == losses(whole)
 
 
+@pytest.mark.parametrize("file", [checkpoints.PROGRESS, "manifest.json"])
+def test_a_damaged_checkpoint_does_not_end_the_run_that_skipped_it(recipe, whole, monkeypatch, file):
+    with monkeypatch.context() as patch, pytest.raises(Killed):
+        die_at(patch, 9)
+        pretrain(recipe)
+    (pretraining.Path(recipe.folder) / "checkpoint-000008" / file).write_text("{")
+    pretrain(recipe.change(keep=1))
+    assert losses(recipe) == losses(whole)
+    assert (pretraining.Path(recipe.folder) / ".damaged-checkpoint-000008").is_dir()
+
+
+def test_a_loss_that_is_no_number_is_never_the_best(recipe, monkeypatch):
+    values = iter([math.nan, 3.0, 4.0])
+    monkeypatch.setattr(Pretraining, "evaluate", lambda self: next(values))
+    pretrain(recipe.change(keep=1))
+    names = [path.name for path in checkpoints.list_checkpoints(pretraining.Path(recipe.folder))]
+    assert names == ["checkpoint-000008", "checkpoint-000012"]
+
+
 @pytest.mark.parametrize("change, said", [({"rate": 0.1}, "rate 0.006, not 0.1"),
                                           ({"model": {"hidden_size": 64}}, "hidden_size")])
 def test_another_recipe_does_not_go_on(recipe, change, said):
@@ -521,3 +540,16 @@ def test_a_recorded_run_says_what_made_it(whole, tmp_path):
     assert kept["validation"][-1]["bits_per_byte"] > 0 and kept["memory"] > 1e6
     assert {"machine", "commit", "command", "recipe"} <= set(kept)
     assert str(ROOT) not in json.dumps(kept), "a path of one machine is no result"
+
+
+def test_the_board_holds_what_the_lesson_and_the_bars_read():
+    from benchmarks.pretraining import BOARD, board_rows
+    board = json.loads(BOARD.read_text(encoding="utf-8"))
+    for kind in ("race", "ablations"):
+        for row in board[kind]:
+            assert {"idea", "bits_per_byte", "bits_per_byte_same_packages", "cpu_seconds", "tokens",
+                    "tokens_per_second", "commit"} <= set(row)
+        found = [row["bits_per_byte"] for row in board[kind]]
+        assert found == sorted(found), "best first"
+    assert set(board["yardsticks"]) == set(board["yardsticks_same_packages"]) >= {"xz -9e"}
+    assert [row["id"] for row in board_rows()] == ["race-classic", "race-xz"]

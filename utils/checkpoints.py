@@ -9,6 +9,7 @@ killed at any moment leaves whole checkpoints only.
 from __future__ import annotations
 
 import json
+import math
 import re
 import shutil
 from pathlib import Path
@@ -36,12 +37,20 @@ def spread(tensor: torch.Tensor, like: torch.Tensor) -> torch.Tensor:
     return tensor
 
 
-def pack_state(optimizers: list[Any]) -> dict[str, torch.Tensor]:
-    """The tensors of optimizers' states, by number of optimizer, parameter and name."""
-    return {f"{number}.{index}.{name}": whole(value).detach().cpu().contiguous().clone()
-            for number, optimizer in enumerate(optimizers)
-            for index, parts in optimizer.state_dict()["state"].items()
-            for name, value in parts.items() if torch.is_tensor(value)}
+def pack_state(optimizers: list[Any], keep: bool = True) -> dict[str, torch.Tensor]:
+    """The tensors of optimizers' states, by number of optimizer, parameter and name.
+
+    Every rank calls it, for each may hold a part; those that do not write (`keep`) keep nothing.
+    """
+    found = {}
+    for number, optimizer in enumerate(optimizers):
+        for index, parts in optimizer.state_dict()["state"].items():
+            for name, value in parts.items():
+                if torch.is_tensor(value):
+                    gathered = whole(value).detach()
+                    if keep:
+                        found[f"{number}.{index}.{name}"] = gathered.cpu().contiguous().clone()
+    return found
 
 
 def unpack_state(optimizers: list[Any], tensors: dict[str, torch.Tensor]) -> None:
@@ -77,16 +86,16 @@ def list_checkpoints(folder: Path) -> list[Path]:
     return sorted(found, key=lambda path: int(NAMED.fullmatch(path.name)[1]))
 
 
-def newest_checkpoint(folder: Path) -> tuple[Path | None, list[str]]:
+def newest_checkpoint(folder: Path) -> tuple[Path | None, dict[Path, str]]:
     """The newest whole checkpoint, and what was wrong with those that are newer."""
-    said = []
+    wrong: dict[Path, str] = {}
     for path in reversed(list_checkpoints(folder)):
         manifest = read_manifest(path)
-        wrong = damage(path, manifest) if manifest else "manifest.json has gone"
-        if not wrong:
-            return path, said
-        said.append(f"{path.name}: {wrong}")
-    return None, said
+        said = damage(path, manifest) if manifest else "manifest.json has gone"
+        if not said:
+            return path, wrong
+        wrong[path] = said
+    return None, wrong
 
 
 def load_checkpoint(path: Path, model: Any, optimizers: list[Any]) -> dict[str, Any]:
@@ -101,14 +110,27 @@ def load_checkpoint(path: Path, model: Any, optimizers: list[Any]) -> dict[str, 
     return read_json(path / PROGRESS)
 
 
+def loss_of(path: Path) -> float:
+    """The validation loss of a checkpoint; infinite where it has none that can be read."""
+    try:
+        loss = json.loads((path / PROGRESS).read_text(encoding="utf-8"))["validation_loss"]
+    except (OSError, ValueError, KeyError):
+        return math.inf
+    return loss if loss is not None and math.isfinite(loss) else math.inf
+
+
 def drop_checkpoints(folder: Path, keep: int) -> None:
     """Keep the newest ones (0: all) and the one with the lowest validation loss; drop the others."""
     found = list_checkpoints(folder)
-    losses = {path: read_json(path / PROGRESS)["validation_loss"] for path in found}
-    known = [path for path in found if losses[path] is not None]
-    best = {min(known, key=losses.__getitem__)} if known else set()
-    for path in set(found[:-keep]) - best:
+    for path in set(found[:-keep]) - {min(found, key=loss_of, default=None)}:
         shutil.rmtree(path)
+
+
+def set_aside(path: Path) -> Path:
+    """Move a damaged checkpoint out of the way of those to come; nothing is lost."""
+    other = path.with_name(f".damaged-{path.name}")
+    shutil.rmtree(other, ignore_errors=True)
+    return path.rename(other)
 
 
 def forget_after(log: Path, step: int) -> None:

@@ -71,6 +71,9 @@ def sealed(target: Path, facts: dict[str, Any]) -> Iterator[Path]:
         try:
             yield aside
             files = hash_files(aside)
+            for name in files:  # on the disk before the name is: a power cut leaves the old or the new
+                with (aside / name).open("rb+") as file:
+                    os.fsync(file.fileno())
             size = sum((aside / name).stat().st_size for name in files)
             manifest = {**facts, "files": files, "bytes": size, "hash": hash_json(files)}
             write_json(aside / MANIFEST, {**manifest, "seal": hash_json(manifest)})

@@ -99,7 +99,8 @@ class Pretraining:
         from transformers import AutoTokenizer
 
         self.recipe, self.folder = recipe, Path(recipe.folder)
-        alone = not (torch.cuda.is_available() or torch.mps.is_available())  # then accelerate must be
+        alone = os.environ.get("ACCELERATE_USE_CPU") == "true" or not (
+            torch.cuda.is_available() or torch.mps.is_available())  # then accelerate must be
         half = "fp16" if recipe.precision == "float16" else None  # accelerate scales the loss then
         self.accelerator = Accelerator(cpu=alone, log_with=recipe.log_to or None,  # told, or each
                                        project_dir=self.folder, mixed_precision=half)  # one is alone
@@ -258,7 +259,7 @@ class Pretraining:
 
     def save(self) -> None:
         """A checkpoint; a full disk costs this one and not the run."""
-        state = checkpoints.pack_state(self.optimizers)  # every rank: each may hold a part
+        state = checkpoints.pack_state(self.optimizers, keep=self.main)
         weights = {name: checkpoints.whole(v) for name, v in self.model.state_dict().items()}
         if self.main:
             try:
@@ -304,9 +305,11 @@ class Pretraining:
                 raise CourseError(f"the folder holds another run: {differs}", self.folder,
                                   "choose another folder, or delete this one")
             self.progress = checkpoints.load_checkpoint(path, self.model, self.optimizers)
-        for said in damaged if self.main else []:
-            tqdm.write(f"skipped a damaged checkpoint, {said}")
+        self.accelerator.wait_for_everyone()
         if self.main:
+            for bad, said in damaged.items():
+                aside = checkpoints.set_aside(bad).name
+                tqdm.write(f"skipped a damaged checkpoint, {bad.name}: {said}; it is now {aside}")
             checkpoints.forget_after(self.folder / "log.jsonl", self.progress["step"])
             write_json(self.folder / "recipe.json", facts)
         self.accelerator.wait_for_everyone()

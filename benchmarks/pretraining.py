@@ -315,6 +315,8 @@ def ideas(kind: str) -> dict[str, Callable[[], Recipe]]:
     if kind == "race":
         return {"classic": lambda: load("classic", **classic_store()), "modern": change(),
                 "modern, width 160, longer cooldown": change(cooldown=0.65, model={
+                    "hidden_size": 160, "intermediate_size": 640, "num_attention_heads": 2}),
+                "modern, width 160, cooldown 0.85": change(cooldown=0.85, model={
                     "hidden_size": 160, "intermediate_size": 640, "num_attention_heads": 2})}
     gpt2 = {"model_type": "gpt2", "n_embd": 192, "n_layer": 4, "n_head": 3, "n_positions": 256}
     return {"modern, as it is": change(), "eager attention": change(attention="eager"),

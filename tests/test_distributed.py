@@ -1,0 +1,266 @@
+"""Processes start, fail and end as they should; every parallel form is held to one process.
+
+The forms stand in the cells of lesson 08, and it is those cells that run here: as they are, where
+the lesson's own check must pass, and with one line broken, where it must not.
+"""
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+from types import SimpleNamespace
+
+import nbformat
+import pytest
+import torch
+import torch.distributed as dist
+import yaml
+
+from utils.common import ROOT, CourseError
+from utils.distributed import (LAYOUTS, Hardware, Link, Need, choose_parallelism, free_port, launch,
+                               rank_device, require_world, start_method)
+
+NOTEBOOK = ROOT / "notebooks/08_many_gpus.ipynb"
+SHARED = "imports model train same by-hand stage timed rank-bytes plain-bytes"
+forks = pytest.mark.skipif(start_method().value != "fork", reason="functions of a test travel by fork")
+
+
+def rank_and_sum(extra):
+    total = torch.tensor([float(dist.get_rank())])
+    dist.all_reduce(total)
+    print(f"rank {dist.get_rank()} of {os.environ['WORLD_SIZE']}")
+    return {"rank": dist.get_rank() + extra, "sum": total}
+
+
+def raise_on(rank):
+    if dist.get_rank() == rank:
+        raise ValueError("boom")
+    dist.all_reduce(torch.ones(1))
+
+
+def die_on(rank):
+    if dist.get_rank() == rank:
+        os.kill(os.getpid(), signal.SIGKILL)
+    dist.all_reduce(torch.ones(1))
+
+
+def hang_on(rank, folder):
+    Path(folder, f"{dist.get_rank()}.pid").write_text(str(os.getpid()))
+    if dist.get_rank() != rank:
+        dist.all_reduce(torch.ones(1))
+    else:
+        time.sleep(60)
+
+
+def alive(folder):
+    """The processes that left their numbers in a folder and still run."""
+    numbers = [int(path.read_text()) for path in Path(folder).glob("*.pid")]
+    assert numbers
+    return [n for n in numbers if Path(f"/proc/{n}").exists()
+            and Path(f"/proc/{n}/stat").read_text().split(") ")[1][0] != "Z"]
+
+
+@forks
+def test_results_come_back_in_the_order_of_ranks(capsys):
+    found = launch(rank_and_sum, 10, world=3)
+    assert [one["rank"] for one in found] == [10, 11, 12]
+    assert all(one["sum"].item() == 3 for one in found)
+    assert capsys.readouterr().out.splitlines()[2] == "rank 2 | rank 2 of 3"
+
+
+def test_a_spawned_process_gets_the_function_by_value():
+    add = 5  # a closure, as a cell has
+    assert launch(lambda: add + int(os.environ["RANK"]), world=2, start="spawn") == [5, 6]
+
+
+@forks
+def test_the_rank_that_raised_first_is_named():
+    with pytest.raises(CourseError, match=r"rank 1 failed first: ValueError: boom\n  where: raise_on:"):
+        launch(raise_on, 1, seconds=30)
+
+
+@forks
+def test_a_rank_that_died_in_silence_is_named_and_not_its_neighbour():
+    with pytest.raises(CourseError, match="rank 1 ended by signal 9"):
+        launch(die_on, 1, seconds=30)
+
+
+@forks
+@pytest.mark.skipif(not Path("/proc").exists(), reason="looks for processes in /proc")
+def test_a_hang_ends_with_the_place_of_each_rank_and_leaves_nobody(tmp_path):
+    start = time.monotonic()
+    with pytest.raises(CourseError, match=r"(?s)rank 0: hang_on.*rank 1: all_reduce.*hang_on"):
+        launch(hang_on, 0, str(tmp_path), seconds=1)
+    assert time.monotonic() - start < 20
+    assert alive(tmp_path) == []
+
+
+@forks
+@pytest.mark.skipif(not Path("/proc").exists(), reason="looks for processes in /proc")
+def test_children_end_when_their_parent_is_killed(tmp_path):
+    program = (f"import sys; sys.path[:] = {sys.path!r}\n"
+               f"import test_distributed as t\nt.launch(t.hang_on, 0, {str(tmp_path)!r}, seconds=60)")
+    path = os.pathsep.join([str(Path(__file__).parent), str(ROOT)])
+    parent = subprocess.Popen([sys.executable, "-c", program], env=os.environ | {"PYTHONPATH": path})
+    try:
+        until = time.monotonic() + 60
+        while len(list(tmp_path.glob("*.pid"))) < 2 and time.monotonic() < until:
+            time.sleep(0.05)
+        assert len(alive(tmp_path)) == 2
+    finally:
+        parent.kill()
+        parent.wait()
+    until = time.monotonic() + 10
+    while alive(tmp_path) and time.monotonic() < until:
+        time.sleep(0.05)
+    assert alive(tmp_path) == []
+
+
+@forks
+def test_two_launches_at_once_do_not_meet():
+    here = f"import sys; sys.path[:] = {sys.path!r}\nfrom utils.distributed import *\n"
+    program = here + "print(launch(lambda: dist.get_world_size(), world=2))"
+    both = [subprocess.Popen([sys.executable, "-c", program], stdout=subprocess.PIPE, text=True)
+            for _ in range(2)]
+    assert [one.communicate(timeout=120)[0].strip() for one in both] == ["[2, 2]"] * 2
+
+
+def test_a_free_port_is_free_and_never_the_fixed_one():
+    ports = {free_port() for _ in range(20)}
+    assert 29500 not in ports and all(1024 < port < 65536 for port in ports)
+
+
+def test_a_kernel_that_made_an_accelerator_is_not_forked(monkeypatch):
+    held = SimpleNamespace(PartialState=SimpleNamespace(_shared_state={"device": "cpu"}))
+    monkeypatch.setitem(sys.modules, "accelerate.state", held)
+    assert start_method().value == "spawn" and "Accelerator" in start_method().reason
+    held.PartialState._shared_state.clear()
+    monkeypatch.setattr(torch.cuda, "is_initialized", lambda: True)
+    assert start_method().value == "spawn" and "GPU" in start_method().reason
+
+
+def test_a_launch_of_one_process_is_noticed(monkeypatch):
+    monkeypatch.delenv("WORLD_SIZE", raising=False)
+    with pytest.raises(CourseError, match="1 process"):
+        require_world(2)
+    monkeypatch.setenv("WORLD_SIZE", "2")
+    require_world(2)
+
+
+def test_a_gpu_is_taken_only_if_there_is_one_for_each_rank(monkeypatch):
+    monkeypatch.setenv("LOCAL_RANK", "1")
+    monkeypatch.setenv("LOCAL_WORLD_SIZE", "2")
+    for cards, device in ((0, "cpu"), (1, "cpu"), (2, "cuda:1")):
+        monkeypatch.setattr(torch.cuda, "device_count", lambda cards=cards: cards)
+        assert str(rank_device()) == device
+
+
+def test_a_ring_costs_what_the_formula_says():
+    link = Link(1e-3, 1e9)
+    assert link.seconds("all_reduce", 4e9, 4) == pytest.approx(6 * (1e-3 + 1))
+    pair = link.seconds("reduce_scatter", 1e9, 8) + link.seconds("all_gather", 1e9, 8)
+    assert pair == pytest.approx(link.seconds("all_reduce", 1e9, 8))
+    assert link.seconds("all_reduce", 1e9, 1) == 0
+
+
+PLACES = {"one device": (1, 1, 1e9), "one node, fast": (8, 1, 300e9), "one node, slow": (8, 1, 1e9),
+          "nodes, fast": (8, 4, 300e9), "nodes, slow": (8, 4, 1e9)}
+SIZES = [Need(0.5e9, 24), Need(7e9, 32), Need(400e9, 96)]
+
+
+@pytest.mark.parametrize("place", PLACES)
+@pytest.mark.parametrize("size", range(3))
+def test_every_cell_of_the_matrix_is_reached_and_gives_its_reasons(place, size):
+    devices, nodes, bandwidth = PLACES[place]
+    made = choose_parallelism(SIZES[size], Hardware(24e9, 60e12, devices, nodes), Link(1e-5, bandwidth))
+    assert made.value == LAYOUTS[place][size]
+    assert "GB of states" in made.reason and "a layer" in made.reason
+    assert ("link" in made.reason) == (devices > 1)
+
+
+def test_more_tokens_make_a_slow_link_fast_enough():
+    card, link = Hardware(24e9, 60e12, 8), Link(1e-5, 5e9)
+    few, many = (choose_parallelism(Need(7e9, 32, tokens), card, link).value for tokens in (8e3, 8e4))
+    assert (few, many) == ("pipeline", "FSDP (ZeRO-3)")
+
+
+def cell(name):
+    """The source of a cell of the lesson, with the parts before it that belong to it."""
+    cells = nbformat.read(NOTEBOOK, as_version=4).cells
+    return "\n\n".join(c.source for c in cells if c.id.split("-part")[0] == name)
+
+
+@pytest.fixture(scope="module")
+def lesson_names():
+    """What the lesson's forms use, with random rows for those of the token store."""
+    torch.set_num_threads(1)
+    draw = torch.Generator().manual_seed(0)
+    names = {"SEED": 42, "TOLERANCE": 2e-5, "batch": 8, "store": SimpleNamespace(header={"vocabulary": 512})}
+    names["rows"] = torch.randint(512, (32, 33), generator=draw)
+    names["batches"] = names["rows"].split(8)
+    for name in SHARED.split():
+        exec(cell(name), names)
+    return names
+
+
+def hold(names, form, old="", new=""):
+    """Run a form of the lesson, changed or not, and the lesson's own check of its losses."""
+    source, call = cell(FORMS[form][0]), FORMS[form][1]
+    assert old in source, f"the lesson no longer has {old!r}"
+    own = dict(names)
+    for name in dict.fromkeys(["by-hand", FORMS[form][0]]):
+        exec(cell(name).replace(old, new) if old and old in cell(name) else cell(name), own)
+    own["same"](form, eval(call, own))
+
+
+FORMS = {  # the cell, what runs it, a line of it, and what that line is broken into
+    "by hand": ("by-hand", "launch(by_hand)[0]", "        average(parameter.grad)", "        pass"),
+    "DDP": ("ddp", "launch(ddp)[0]", "DistributedDataParallel(make_model())", "make_model()"),
+    "Accelerate": ("accelerated", "launch(accelerated)[0]",
+                   "model, optimizer, loader = accelerator.prepare(model, optimizer, loader)",
+                   "loader = accelerator.prepare(loader)"),
+    "ZeRO-1": ("zero1", "launch(zero1)[0]",
+               "DistributedDataParallel(make_model(), gradient_as_bucket_view=True)", "make_model()"),
+    "ZeRO-2": ("fsdp", "launch(fsdp, 2)[0]", "optimizer = adam(model)",
+               "model.set_requires_gradient_sync(False); optimizer = adam(model)"),
+    "ZeRO-3": ("fsdp", "launch(fsdp, 3)[0]", "[*model.model.layers, model]", "model.model.layers"),
+    "tensor parallel": ("tensor-library", "launch(tensor_parallel)[0]",
+                        "RowwiseParallel()",
+                        "RowwiseParallel(output_layouts=torch.distributed.tensor.Partial())"),
+    "pipeline": ("pipeline-train", "launch(pipeline)[-1]['losses']",
+                 "optimizer.zero_grad()", "pass")}
+
+
+@forks
+@pytest.mark.parametrize("form", FORMS)
+def test_a_form_reaches_the_loss_of_one_process(lesson_names, form):
+    hold(lesson_names, form)
+
+
+@forks
+@pytest.mark.parametrize("form", FORMS)
+def test_a_broken_form_is_refused(lesson_names, form):
+    with pytest.raises(AssertionError, match="is .* away|nan"):
+        hold(lesson_names, form, *FORMS[form][2:])
+
+
+@pytest.mark.parametrize("name", ["ddp", "fsdp", "zero2", "zero3", "multi_node"])
+def test_accelerate_reads_each_configuration(name):
+    from accelerate.commands.config.config_args import load_config_from_file
+
+    path = ROOT / "launch" / f"{name}.yaml"
+    read, said = load_config_from_file(str(path)), yaml.safe_load(path.read_text())
+    assert read.distributed_type.value == said["distributed_type"] != "NO"
+    assert read.num_processes == said["num_processes"] > 1
+    if "deepspeed_config_file" in (inner := said.get("deepspeed_config", {})):
+        zero = json.loads((ROOT / inner["deepspeed_config_file"]).read_text())
+        assert zero["zero_optimization"]["stage"] == 3
+
+
+def test_the_slurm_script_parses_and_starts_what_is_there():
+    path = ROOT / "launch/slurm.sbatch"
+    assert subprocess.run(["bash", "-n", str(path)], capture_output=True).returncode == 0
+    text = path.read_text()
+    assert "launch/multi_node.yaml" in text and "--machine_rank \"$SLURM_NODEID\"" in text

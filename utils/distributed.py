@@ -1,0 +1,212 @@
+"""Floor 3: functions on several processes from a notebook, what links cost, what layout to choose.
+
+    launch(function, world=4) -> a result a rank, or one error that names the rank that failed first
+
+The processes are forks of the kernel, which have its functions and data at once; where that cannot
+be they are spawned. Each finds its place in RANK, LOCAL_RANK and WORLD_SIZE, and is in a group.
+"""
+from __future__ import annotations
+
+import faulthandler
+import multiprocessing as mp
+import os
+import re
+import signal
+import socket
+import sys
+import tempfile
+import threading
+import time
+import traceback
+from collections.abc import Callable
+from multiprocessing.connection import wait
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import dill
+import torch
+import torch.distributed as dist
+
+from utils.common import Choice, CourseError
+
+
+def free_port() -> int:
+    """A port that nobody listens on now: two launches at once do not meet on 29500."""
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        return probe.getsockname()[1]
+
+
+def start_method() -> Choice:
+    """Fork if a fork of this kernel can work, else spawn, and why."""
+    state = sys.modules.get("accelerate.state")
+    if "fork" not in mp.get_all_start_methods():
+        return Choice("spawn", "this system has no fork")
+    if torch.cuda.is_initialized():
+        return Choice("spawn", "this kernel has used the GPU, and a fork of it could not")
+    if state and state.PartialState._shared_state:
+        return Choice("spawn", "this kernel made an Accelerator: a fork would think it is alone")
+    return Choice("fork", "no GPU and no Accelerator has been used in this kernel")
+
+
+def rank_device() -> torch.device:
+    """This rank's own GPU if the machine has one for each rank, else the CPU."""
+    local, many = (int(os.environ.get(name, 0)) for name in ("LOCAL_RANK", "LOCAL_WORLD_SIZE"))
+    each = 0 < many <= torch.cuda.device_count()
+    return torch.device("cuda", local) if each else torch.device("cpu")
+
+
+def require_world(wanted: int) -> None:
+    """Stop a run that was started as fewer processes than were asked for."""
+    found = int(os.environ.get("WORLD_SIZE", 1))
+    if found != wanted:
+        raise CourseError(f"this run has {found} process(es), not {wanted}", "WORLD_SIZE",
+                          f"start it with torchrun --nproc_per_node {wanted}")
+
+
+def become_rank(rank: int, folder: Path, world: int, port: int, seconds: float) -> None:
+    """Give a child its place, its files, one thread, and an end if its parent ends."""
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # the parent decides
+    parent = mp.parent_process().sentinel
+    threading.Thread(target=lambda: (wait([parent]), os._exit(1)), daemon=True).start()
+    sys.stdout, sys.stderr = (open(folder / f"{rank}.{kind}", "w", 1) for kind in ("said", "log"))
+    os.dup2(sys.stderr.fileno(), 1), os.dup2(sys.stderr.fileno(), 2)  # what C++ code prints
+    faulthandler.dump_traceback_later(seconds, file=sys.stderr)
+    places = dict(RANK=rank, LOCAL_RANK=rank, WORLD_SIZE=world, LOCAL_WORLD_SIZE=world,
+                  MASTER_ADDR="127.0.0.1", MASTER_PORT=port, OMP_NUM_THREADS=1)
+    os.environ |= {name: str(value) for name, value in places.items()}
+    torch.set_num_threads(1)  # a fork may not wait for threads that only its parent has
+
+
+def work_as_rank(packed: Any, rank: int, folder: Path, *given: Any) -> None:
+    """What a child does: join the group, run the function, leave a result or an error in a file."""
+    become_rank(rank, folder, *given)
+    try:
+        if rank_device().type == "cuda":
+            torch.cuda.set_device(rank)
+        dist.init_process_group("gloo" if rank_device().type == "cpu" else None)
+        function, arguments = dill.loads(packed) if isinstance(packed, bytes) else packed
+        torch.save(function(*arguments), folder / f"{rank}.pt")
+        dist.barrier()  # nobody leaves while another still talks to it
+        sys.stdout.flush()
+        os._exit(0)  # a fork must not run its parent's clean-up
+    except BaseException:
+        (folder / f"{rank}.error").write_text(traceback.format_exc())
+        os._exit(1)
+
+
+def explain(children: list[mp.Process], folder: Path, seconds: float) -> CourseError:
+    """The first failure, in words: who died in silence, else who raised first, else who hangs."""
+    for rank, child in enumerate(children):
+        if child.exitcode and not (folder / f"{rank}.error").exists():
+            how = "by signal" if child.exitcode < 0 else "with status"
+            return CourseError(f"rank {rank} ended {how} {abs(child.exitcode)}, without an error",
+                               fix="look at the memory first")
+    if errors := sorted(folder.glob("*.error"), key=lambda path: path.stat().st_mtime_ns):
+        text = re.sub(r"\[/\S+/(\S+)\]", r"[\1]", errors[0].read_text().strip())
+        said = re.split(r"\n(?=[A-Za-z_.]+(?:Error|Exception|Interrupt|Exit)\b)", text)[-1]
+        calls = re.findall(r"line (\d+), in (\S+)", text)[::-1]
+        said = said.split("Exception raised")[0]  # C++ frames follow
+        return CourseError(f"rank {errors[0].stem} failed first: {said}",
+                           " < ".join(f"{name}:{line}" for line, name in calls[:4]),
+                           "mend that one; the others only lost their partner")
+    waiting = [f"after {seconds:g} s these ranks still work or wait, the innermost call first:"]
+    for rank in (rank for rank, child in enumerate(children) if child.is_alive()):
+        stack = (folder / f"{rank}.log").read_text().split("most recent call first")[-1]
+        calls = [f"{name}:{line}" for line, name in re.findall(r"line (\d+) in (\S+)", stack)]
+        waiting.append(f"  rank {rank}: " + " < ".join(calls[:4]))
+    return CourseError("\n".join(waiting), fix="find the collective that not every rank calls")
+
+
+def wait_for(children: list[mp.Process], seconds: float) -> None:
+    """Until all have ended, or one has failed, or the time is over."""
+    end = time.monotonic() + seconds + 0.5  # the children write their stacks down first
+    while (alive := [c.sentinel for c in children if c.is_alive()]) and time.monotonic() < end:
+        wait(alive, timeout=max(0, end - time.monotonic()))
+        if any(child.exitcode for child in children):
+            return time.sleep(0.3)  # its neighbours may have failed before it
+
+
+def launch(function: Callable, *arguments: Any, world: int = 2, seconds: float = 120,
+           start: str = "") -> list[Any]:
+    """Run a function on `world` processes; print what they said, return each rank's result.
+
+    >>> launch(lambda: dist.get_rank(), world=2)                   # doctest: +SKIP
+    [0, 1]
+    """
+    context = mp.get_context(start or start_method().value)
+    packed: Any = (function, arguments)
+    if context.get_start_method() != "fork":
+        packed = dill.dumps(packed, recurse=True)  # functions of a notebook travel by value
+    with tempfile.TemporaryDirectory(ignore_cleanup_errors=True) as scratch:
+        folder, given = Path(scratch), (Path(scratch), world, free_port(), seconds)
+        children = [context.Process(target=work_as_rank, args=(packed, rank, *given))
+                    for rank in range(world)]
+        try:
+            for child in children:
+                child.start()
+            wait_for(children, seconds)
+            good = all(child.exitcode == 0 for child in children)
+            problem = None if good else explain(children, folder, seconds)
+        finally:
+            for child in filter(lambda c: c.pid, children):
+                child.kill()  # SIGTERM is ignored inside a collective
+                child.join()
+        for said in sorted(folder.glob("*.said")):
+            for line in said.read_text().splitlines():
+                print(f"rank {said.stem} | {line}")
+        if problem:
+            raise problem
+        return [torch.load(folder / f"{rank}.pt", weights_only=True) for rank in range(world)]
+
+
+class Link(NamedTuple):
+    """What a message costs: a start, and the time of its bytes."""
+    latency: float  # seconds
+    bandwidth: float  # bytes a second, one way
+
+    def seconds(self, kind: str, size: float, world: int) -> float:
+        """The time of a collective over a ring."""
+        rounds = {"all_reduce": 2, "all_gather": 1, "reduce_scatter": 1}[kind] * (world - 1)
+        return rounds * (self.latency + size / world / self.bandwidth)
+
+
+class Need(NamedTuple):
+    """What a model asks of a device in a step: tokens to work on, bytes to keep for them."""
+    parameters: float
+    layers: int
+    tokens: float = 8192
+    activations: float = 4e9
+
+
+class Hardware(NamedTuple):
+    """Devices: bytes of memory and operations a second of each, how many in how many nodes."""
+    memory: float
+    flops: float
+    devices: int = 1
+    nodes: int = 1
+
+
+LAYOUTS = {  # place: for a model that fits, one that does not, one of which a layer does not
+    "one device": ("one process", "offload to host memory", "offload, layers in tiles"),
+    "one node, fast": ("DDP", "FSDP (ZeRO-3)", "tensor parallel"),
+    "one node, slow": ("DDP, accumulating", "pipeline", "tensor parallel, or ZeRO-3 with tiles"),
+    "nodes, fast": ("DDP", "FSDP (ZeRO-3)", "tensor parallel in a node, FSDP across"),
+    "nodes, slow": ("DDP, accumulating", "FSDP in a node, DDP across (or pipeline)",
+                    "tensor parallel in a node, pipeline across, ZeRO-1")}
+
+
+def choose_parallelism(model: Need, hardware: Hardware, link: Link) -> Choice:
+    """The layout to begin with, and why; `link` is the slowest that every device must use."""
+    states, layer = 18 * model.parameters, 6 * model.parameters / model.layers
+    whole, most = states + model.activations, 0.9 * hardware.memory
+    size = 2 if layer > most else int(whole > most)
+    needed, total = hardware.flops / model.tokens, hardware.devices * hardware.nodes
+    fast = link.bandwidth >= needed  # 6 bytes a parameter cross while 6 operations a token are done
+    place = "one device" if total == 1 else (
+        f"{'nodes' if hardware.nodes > 1 else 'one node'}, {'fast' if fast else 'slow'}")
+    why = (f"{whole / 1e9:,.1f} GB of states and activations, {most / 1e9:,.1f} GB usable; a layer "
+           f"alone needs {layer / 1e9:,.1f} GB")
+    why += (f"; the link brings {link.bandwidth / 1e9:,.1f} GB/s, the arithmetic waits below "
+            f"{needed / 1e9:,.1f}") * (total > 1)
+    return Choice(LAYOUTS[place][size], why)

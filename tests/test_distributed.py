@@ -97,6 +97,11 @@ def test_a_hang_ends_with_the_place_of_each_rank_and_leaves_nobody(tmp_path):
     assert alive(tmp_path) == []
 
 
+def test_the_clock_starts_when_all_are_ready_however_long_their_imports_take(tmp_path):
+    with pytest.raises(CourseError, match="after 1 s these ranks"):
+        launch(hang_on, 0, str(tmp_path), seconds=1, start="spawn")
+
+
 @forks
 @pytest.mark.skipif(not Path("/proc").exists(), reason="looks for processes in /proc")
 def test_children_end_when_their_parent_is_killed(tmp_path):

@@ -42,6 +42,8 @@ def start_method() -> Choice:
     state = sys.modules.get("accelerate.state")
     if "fork" not in mp.get_all_start_methods():
         return Choice("spawn", "this system has no fork")
+    if sys.platform == "darwin":
+        return Choice("spawn", "system libraries of macOS do not survive a fork")
     if torch.cuda.is_initialized():
         return Choice("spawn", "this kernel has used the GPU, and a fork of it could not")
     if state and state.PartialState._shared_state:
@@ -71,7 +73,7 @@ def become_rank(rank: int, folder: Path, world: int, port: int, seconds: float) 
     threading.Thread(target=lambda: (wait([parent]), os._exit(1)), daemon=True).start()
     sys.stdout, sys.stderr = (open(folder / f"{rank}.{kind}", "w", 1) for kind in ("said", "log"))
     os.dup2(sys.stderr.fileno(), 1), os.dup2(sys.stderr.fileno(), 2)  # what C++ code prints
-    faulthandler.dump_traceback_later(seconds, file=sys.stderr)
+    faulthandler.dump_traceback_later(60 + seconds, file=sys.stderr)  # should it never get ready
     places = dict(RANK=rank, LOCAL_RANK=rank, WORLD_SIZE=world, LOCAL_WORLD_SIZE=world,
                   MASTER_ADDR="127.0.0.1", MASTER_PORT=port, OMP_NUM_THREADS=1)
     os.environ |= {name: str(value) for name, value in places.items()}
@@ -85,6 +87,8 @@ def work_as_rank(packed: Any, rank: int, folder: Path, *given: Any) -> None:
         if rank_device().type == "cuda":
             torch.cuda.set_device(rank)
         dist.init_process_group("gloo" if rank_device().type == "cpu" else None)
+        (folder / f"{rank}.ready").touch()  # imports are over: the clock starts here
+        faulthandler.dump_traceback_later(given[-1], file=sys.stderr)
         function, arguments = dill.loads(packed) if isinstance(packed, bytes) else packed
         torch.save(function(*arguments), folder / f"{rank}.pt")
         dist.barrier()  # nobody leaves while another still talks to it
@@ -112,14 +116,19 @@ def explain(children: list[mp.Process], folder: Path, seconds: float) -> CourseE
                            "mend that one; the others only lost their partner")
     waiting = [f"after {seconds:g} s these ranks still work or wait, the innermost call first:"]
     for rank in (rank for rank, child in enumerate(children) if child.is_alive()):
-        stack = (folder / f"{rank}.log").read_text().split("most recent call first")[-1]
+        log = folder / f"{rank}.log"
+        stack = log.read_text().split("most recent call first")[-1] if log.exists() else ""
         calls = [f"{name}:{line}" for line, name in re.findall(r"line (\d+) in (\S+)", stack)]
         waiting.append(f"  rank {rank}: " + " < ".join(calls[:4]))
     return CourseError("\n".join(waiting), fix="find the collective that not every rank calls")
 
 
-def wait_for(children: list[mp.Process], seconds: float) -> None:
-    """Until all have ended, or one has failed, or the time is over."""
+def wait_for(children: list[mp.Process], folder: Path, seconds: float) -> None:
+    """Until all have ended, or one has failed, or the time is over since all were ready."""
+    latest = time.monotonic() + 60
+    while len([*folder.glob("*.ready")]) < len(children) and time.monotonic() < latest and not any(
+            child.exitcode for child in children):
+        time.sleep(0.01)
     end = time.monotonic() + seconds + 0.5  # the children write their stacks down first
     while (alive := [c.sentinel for c in children if c.is_alive()]) and time.monotonic() < end:
         wait(alive, timeout=max(0, end - time.monotonic()))
@@ -145,7 +154,7 @@ def launch(function: Callable, *arguments: Any, world: int = 2, seconds: float =
         try:
             for child in children:
                 child.start()
-            wait_for(children, seconds)
+            wait_for(children, folder, seconds)
             good = all(child.exitcode == 0 for child in children)
             problem = None if good else explain(children, folder, seconds)
         finally:

@@ -1,4 +1,8 @@
-"""Floor 1: how much memory a piece of work takes, measured where nothing else has been.
+"""Floor 1: the memory that a piece of work takes, measured or predicted.
+
+Three readings. `run_fresh`: what the system says of a whole process. `measure_peak`: what torch's
+allocator gave out. `predict_memory`: the same work on tensors without contents, for any model and
+any size, in no memory at all; `LiveTensors` does the counting there.
 
 A notebook's kernel remembers everything done before, so a function is measured in a fresh Python.
 Its parent reads, every few milliseconds, the memory that the system could not take back by
@@ -9,17 +13,23 @@ from __future__ import annotations
 
 import inspect
 import json
+import os
 import subprocess
 import sys
 import tempfile
 import textwrap
 import time
-from collections.abc import Callable
+import weakref
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import psutil
+import torch
+from torch._subclasses import FakeTensorMode
+from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._pytree import tree_leaves
 
 from utils.common import CourseError
 
@@ -118,3 +128,106 @@ def watch(child: subprocess.Popen, every: float) -> tuple[int, int, int]:
         child.kill()  # does nothing to one that has ended
         child.wait()
     return *map(max, zip(*readings)), len(readings) - 1
+
+
+class LiveTensors(TorchDispatchMode):
+    """Counts the bytes of every tensor made while it is on, from its birth to its death.
+
+    A view shares its storage and is not counted twice. What a kernel takes and gives back within
+    itself is not seen.
+
+    >>> with LiveTensors() as live:                                # doctest: +SKIP
+    ...     a = torch.zeros(1000); b = a + 1; del a
+    >>> live.now, live.peak
+    (4000, 8000)
+    """
+
+    def __init__(self, given: Iterable[torch.Tensor] = ()) -> None:
+        super().__init__()
+        self.now = self.peak = 0
+        self.curve: list[int] = []  # `now` after every later birth and death
+        self._alive: dict[int, weakref.ref] = {}
+        for tensor in given:
+            self._meet(tensor)
+        self.curve.clear()
+
+    def _meet(self, tensor: torch.Tensor) -> None:
+        storage = tensor.untyped_storage()
+        key, size = storage._cdata, storage.nbytes()
+        if key not in self._alive:
+            self._alive[key] = weakref.ref(storage, lambda _: self._part(key, size))
+            self._change(size)
+
+    def _part(self, key: int, size: int) -> None:
+        del self._alive[key]
+        self._change(-size)
+
+    def _change(self, size: int) -> None:
+        self.now += size
+        self.peak = max(self.peak, self.now)
+        self.curve.append(self.now)
+
+    def __torch_dispatch__(self, function: Any, types: Any, args: Any = (),
+                           kwargs: Any = None) -> Any:
+        made = function(*args, **(kwargs or {}))
+        for leaf in tree_leaves(made):
+            if isinstance(leaf, torch.Tensor):
+                self._meet(leaf)
+        return made
+
+
+def predict_memory(work: Callable[[], object]) -> LiveTensors:
+    """Run `work` on fake tensors, which have sizes and no contents, and count their bytes.
+
+    >>> predict_memory(lambda: torch.zeros(10**12)).peak           # four terabytes, in no time
+    4000000000000
+    """
+    with FakeTensorMode(), LiveTensors() as live:
+        work()
+    return live
+
+
+def measure_peak(work: Callable[[], object], device: str = "cpu") -> int:
+    """The most bytes that torch's allocator had given out for `work` at once."""
+    if device == "cuda":
+        torch.cuda.synchronize()
+        torch.cuda.reset_peak_memory_stats()
+        before = torch.cuda.memory_allocated()
+        work()
+        return torch.cuda.max_memory_allocated() - before
+    return max(allocator_curve(work))
+
+
+def allocator_curve(work: Callable[[], object]) -> list[int]:
+    """Bytes given out by the CPU allocator after each of its calls, as the profiler saw them."""
+    os.environ.setdefault("KINETO_LOG_LEVEL", "99")  # the profiler's greetings are not our output
+    kinds = [torch.profiler.ProfilerActivity.CPU]
+    with torch.profiler.profile(activities=kinds, profile_memory=True, acc_events=False) as seen:
+        work()
+    calls = [e for e in seen.profiler.kineto_results.events() if e.name() == "[memory]"]
+    curve = [0]
+    for call in sorted(calls, key=lambda e: e.start_ns()):
+        curve.append(curve[-1] + call.nbytes())
+    return curve
+
+
+def saved_bytes(work: Callable[[], torch.Tensor], parameters: Iterable[torch.Tensor] = ()) -> int:
+    """Bytes that autograd keeps for the backward pass of `work`, the parameters left out.
+
+    >>> x = torch.ones(10, requires_grad=True)
+    >>> saved_bytes(lambda: (x * x).sum(), [x]), saved_bytes(lambda: x.exp().sum())
+    (0, 40)
+    """
+    own = {p.untyped_storage()._cdata for p in parameters}
+    sizes: dict[int, int] = {}
+
+    def keep(tensor: torch.Tensor) -> torch.Tensor:
+        storage = tensor.untyped_storage()
+        if storage._cdata not in own:
+            sizes[storage._cdata] = storage.nbytes()
+        return tensor
+
+    with torch.autograd.graph.saved_tensors_hooks(keep, lambda tensor: tensor):
+        result = work()
+    del result  # only now may the kept tensors go, and their addresses be used again
+    return sum(sizes.values())

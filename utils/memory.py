@@ -11,6 +11,7 @@ of the kind; there the whole resident memory is read, and `measure()` says so.
 """
 from __future__ import annotations
 
+import gc
 import inspect
 import json
 import os
@@ -133,10 +134,11 @@ def watch(child: subprocess.Popen, every: float) -> tuple[int, int, int]:
 class LiveTensors(TorchDispatchMode):
     """Counts the bytes of every tensor made while it is on, from its birth to its death.
 
-    A view shares its storage and is not counted twice. What a kernel takes and gives back within
-    itself is not seen.
+    A view shares its storage and is not counted twice. A tensor from before counts from the first
+    operation that returns it or a view of it, unless it is among the `given`: those count from the
+    start. What a kernel takes and gives back within itself is not seen.
 
-    >>> with LiveTensors() as live:                                # doctest: +SKIP
+    >>> with LiveTensors() as live:
     ...     a = torch.zeros(1000); b = a + 1; del a
     >>> live.now, live.peak
     (4000, 8000)
@@ -170,6 +172,9 @@ class LiveTensors(TorchDispatchMode):
     def __torch_dispatch__(self, function: Any, types: Any, args: Any = (),
                            kwargs: Any = None) -> Any:
         made = function(*args, **(kwargs or {}))
+        if isinstance(made, torch.Tensor):  # most operations make one tensor: no tree to search
+            self._meet(made)
+            return made
         for leaf in tree_leaves(made):
             if isinstance(leaf, torch.Tensor):
                 self._meet(leaf)
@@ -188,7 +193,13 @@ def predict_memory(work: Callable[[], object]) -> LiveTensors:
 
 
 def measure_peak(work: Callable[[], object], device: str = "cpu") -> int:
-    """The most bytes that torch's allocator had given out for `work` at once."""
+    """The most bytes that torch's allocator had given out for `work` at once.
+
+    What earlier work left in reference cycles is freed first, or it would be freed in the middle.
+    """
+    if device not in ("cpu", "cuda"):
+        raise CourseError("this device's allocator reports no peak", device, 'measure on "cpu"')
+    gc.collect()
     if device == "cuda":
         torch.cuda.synchronize()
         torch.cuda.reset_peak_memory_stats()

@@ -12,7 +12,8 @@ from dataclasses import dataclass, field
 
 # Share of the peak rate that useful arithmetic reaches, by the class of a run. The first two follow
 # reports on speed: Megatron-LM (2021, Table 1: 44 to 52% on A100), PaLM (2022: 46%), Llama 3 (2024,
-# Table 4: 38 to 43% on H100). The others are rules of thumb.
+# Table 4: 38 to 43% on H100). "library loop" was set from the two CodeParrot runs of lesson 09, so
+# those do not test it. The others are rules of thumb.
 EFFICIENCY = {"tuned": 0.45, "tuned, H100": 0.40, "small model": 0.30, "library loop": 0.10,
               "two CPU cores": 0.60}
 RECOMPUTE = 0.75  # with activation checkpointing, three of four multiplications are useful ones
@@ -78,6 +79,7 @@ class Plan:
     """What a run takes. Times in seconds, memory in bytes, energy in kWh, money in dollars."""
 
     layout: Layout
+    rows_at_once: int  # rows of one pass on each copy; a step has as many passes as its rows need
     memory: float
     step: float
     steps: float
@@ -138,15 +140,33 @@ def layouts(machine: Machine, devices: int) -> list[tuple[Layout, str]]:
     return found
 
 
-def communication_seconds(shape: Shape, layout: Layout, machine: Machine, rows: float) -> float:
-    """Seconds of traffic in a step, bf16, on the slowest link that each kind of traffic crosses."""
+def rows_that_fit(shape: Shape, layout: Layout, machine: Machine, batch: float) -> int:
+    """Rows of one pass: the largest power of two that fits in 90% of the memory; 0 if none does.
+
+    A pipeline takes one row in a pass, since it needs many passes to fill.
+    """
+    most = 1 if layout.pipeline > 1 else batch / shape.context / layout.data
+    rows = 2 ** int(math.log2(max(most, 1)))
+    while rows and memory_per_device(shape, layout, rows) > 0.9 * machine.memory:
+        rows //= 2
+    return rows
+
+
+def communication_seconds(shape: Shape, layout: Layout, machine: Machine, rows: float,
+                          passes: int = 1) -> float:
+    """Seconds of traffic in a step, bf16, on the slowest link that each kind of traffic crosses.
+
+    Whole copies add up their gradients once a step. Sharded weights are gathered twice in each
+    pass, forward and backward, and the gradients of the pass are scattered.
+    """
     if layout.devices == 1:
         return 0.0
     own = shape.parameters / (layout.tensor * layout.pipeline)
     link = machine.inside if layout.devices <= machine.node else machine.outside
-    across = 2 * own * (3 if layout.sharded else 2) * (layout.data - 1) / layout.data / link
-    passes = 8 * shape.layers / layout.pipeline * (layout.tensor - 1) / layout.tensor
-    within = passes * 2 * rows * shape.context * shape.width / machine.inside
+    trips = 3 * passes if layout.sharded else 2
+    across = 2 * own * trips * (layout.data - 1) / layout.data / link
+    sums = 8 * shape.layers / layout.pipeline * (layout.tensor - 1) / layout.tensor
+    within = sums * 2 * rows * shape.context * shape.width / machine.inside
     return across + within
 
 
@@ -168,13 +188,14 @@ def device_hours(shape: Shape, tokens: float, machine: Machine, checkpointing: b
     return shape.flops_per_token() * tokens / (machine.flops * share) / 3600
 
 
-def step_seconds(shape: Shape, layout: Layout, machine: Machine,
-                 batch: float) -> tuple[float, float]:
+def step_seconds(shape: Shape, layout: Layout, machine: Machine, batch: float,
+                 rows_at_once: int = 1) -> tuple[float, float]:
     """Seconds of a step of `batch` tokens, and of its traffic; at best arithmetic hides that."""
     hours = device_hours(shape, batch, machine, layout.checkpointing)
     rows = batch / shape.context / layout.data
-    bubble = 1 + (layout.pipeline - 1) / max(rows, 1)  # a pipeline fills and drains in each step
-    traffic = communication_seconds(shape, layout, machine, rows)
+    passes = max(1, math.ceil(rows / rows_at_once))
+    bubble = 1 + (layout.pipeline - 1) / passes  # a pipeline fills and drains in each step
+    traffic = communication_seconds(shape, layout, machine, rows, passes)
     return max(hours * 3600 / layout.devices * bubble, traffic), traffic
 
 
@@ -183,15 +204,14 @@ def choose_layout(shape: Shape, machine: Machine, devices: int, batch: float,
     """The fastest layout that fits in 90% of the memory, the simpler one on a tie, and why."""
     reasons, best, least = [], None, math.inf
     for layout, said in layouts(machine, devices):
-        need = memory_per_device(shape, layout) / 1e9
-        rows = batch / shape.context / layout.data
-        seconds, _ = step_seconds(shape, layout, machine, batch)
-        fits = need <= 0.9 * machine.memory / 1e9
-        why = f"{seconds:,.2f} s a step" if fits else "too much"
-        if rows < 1:
-            fits, why = False, "less than one row for each copy"
+        at_once = rows_that_fit(shape, layout, machine, batch)
+        need = memory_per_device(shape, layout, max(at_once, 1)) / 1e9
+        seconds, _ = step_seconds(shape, layout, machine, batch, max(at_once, 1))
+        why = f"{at_once} row(s) at once, {seconds:,.2f} s a step" if at_once else "too much"
+        if batch / shape.context / layout.data < 1:
+            at_once, why = 0, "less than one row for each copy"
         reasons.append(f"{said}: {need:,.1f} GB, {why}")
-        if fits and seconds < 0.98 * least:
+        if at_once and seconds < 0.98 * least:
             best, least = layout, seconds
     if best is None:
         raise ValueError("; ".join([*reasons, "take other devices, or another batch"]))
@@ -201,11 +221,13 @@ def choose_layout(shape: Shape, machine: Machine, devices: int, batch: float,
 def plan(shape: Shape, tokens: float, machine: Machine, devices: int, batch: float = 5e5) -> Plan:
     """All of it, for a batch of so many tokens a step."""
     layout, reasons = choose_layout(shape, machine, devices, batch)
+    at_once = rows_that_fit(shape, layout, machine, batch)
     steps = math.ceil(tokens / batch)
-    step, traffic = step_seconds(shape, layout, machine, batch)
+    step, traffic = step_seconds(shape, layout, machine, batch, at_once)
     spent = step * steps / 3600 * devices
-    return Plan(layout, memory_per_device(shape, layout), step, steps, traffic / step,
-                spent * machine.watts * OVERHEAD / 1000, spent * machine.hourly, reasons)
+    return Plan(layout, at_once, memory_per_device(shape, layout, at_once), step, steps,
+                traffic / step, spent * machine.watts * OVERHEAD / 1000, spent * machine.hourly,
+                reasons)
 
 
 def optimal_sizes(flops: float) -> tuple[float, float]:

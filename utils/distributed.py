@@ -7,7 +7,6 @@ be they are spawned. Each finds its place in RANK, LOCAL_RANK and WORLD_SIZE, an
 """
 from __future__ import annotations
 
-import faulthandler
 import multiprocessing as mp
 import os
 import re
@@ -66,6 +65,22 @@ def require_world(wanted: int) -> None:
                           f"start it with torchrun --nproc_per_node {wanted}")
 
 
+def note_stack_after(seconds: float, path: Path) -> None:
+    """Write down, later, where this process is, the innermost call first.
+
+    By a thread that holds the interpreter: `faulthandler` reads frames while they change, and may crash.
+    """
+    def note() -> None:
+        frame, calls = sys._current_frames()[threading.main_thread().ident], []
+        while frame:
+            calls.append(f"{frame.f_code.co_name}:{frame.f_lineno}")
+            frame = frame.f_back
+        path.write_text("\n".join(calls))
+    timer = threading.Timer(seconds, note)
+    timer.daemon = True
+    timer.start()
+
+
 def become_rank(rank: int, folder: Path, world: int, port: int, seconds: float) -> None:
     """Give a child its place, its files, one thread, and an end if its parent ends."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # the parent decides
@@ -73,7 +88,7 @@ def become_rank(rank: int, folder: Path, world: int, port: int, seconds: float) 
     threading.Thread(target=lambda: (wait([parent]), os._exit(1)), daemon=True).start()
     sys.stdout, sys.stderr = (open(folder / f"{rank}.{kind}", "w", 1) for kind in ("said", "log"))
     os.dup2(sys.stderr.fileno(), 1), os.dup2(sys.stderr.fileno(), 2)  # what C++ code prints
-    faulthandler.dump_traceback_later(60 + seconds, file=sys.stderr)  # should it never get ready
+    note_stack_after(60 + seconds, folder / f"{rank}.stack")  # should it never get ready
     places = dict(RANK=rank, LOCAL_RANK=rank, WORLD_SIZE=world, LOCAL_WORLD_SIZE=world,
                   MASTER_ADDR="127.0.0.1", MASTER_PORT=port, OMP_NUM_THREADS=1)
     os.environ |= {name: str(value) for name, value in places.items()}
@@ -84,12 +99,12 @@ def work_as_rank(packed: Any, rank: int, folder: Path, *given: Any) -> None:
     """What a child does: join the group, run the function, leave a result or an error in a file."""
     become_rank(rank, folder, *given)
     try:
+        function, arguments = dill.loads(packed) if isinstance(packed, bytes) else packed
         if rank_device().type == "cuda":
             torch.cuda.set_device(rank)
         dist.init_process_group("gloo" if rank_device().type == "cpu" else None)
         (folder / f"{rank}.ready").touch()  # imports are over: the clock starts here
-        faulthandler.dump_traceback_later(given[-1], file=sys.stderr)
-        function, arguments = dill.loads(packed) if isinstance(packed, bytes) else packed
+        note_stack_after(given[-1], folder / f"{rank}.stack")
         torch.save(function(*arguments), folder / f"{rank}.pt")
         dist.barrier()  # nobody leaves while another still talks to it
         sys.stdout.flush()
@@ -116,9 +131,8 @@ def explain(children: list[mp.Process], folder: Path, seconds: float) -> CourseE
                            "mend that one; the others only lost their partner")
     waiting = [f"after {seconds:g} s these ranks still work or wait, the innermost call first:"]
     for rank in (rank for rank, child in enumerate(children) if child.is_alive()):
-        log = folder / f"{rank}.log"
-        stack = log.read_text().split("most recent call first")[-1] if log.exists() else ""
-        calls = [f"{name}:{line}" for line, name in re.findall(r"line (\d+) in (\S+)", stack)]
+        stack = folder / f"{rank}.stack"
+        calls = stack.read_text().split("\n") if stack.exists() else ["not ready yet"]
         waiting.append(f"  rank {rank}: " + " < ".join(calls[:4]))
     return CourseError("\n".join(waiting), fix="find the collective that not every rank calls")
 

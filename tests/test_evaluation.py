@@ -1,0 +1,66 @@
+"""Intervals and tests of difference: each property by itself."""
+from __future__ import annotations
+
+import numpy as np
+import pytest
+
+from utils.evaluation import Interval, accuracy, bootstrap, difference, mcnemar
+
+
+def coins(share: float, size: int, seed: int) -> np.ndarray:
+    return np.random.default_rng(seed).random(size) < share
+
+
+def test_the_interval_holds_the_truth_about_as_often_as_it_says() -> None:
+    held = 0
+    for seed in range(100):
+        right = coins(0.8, 200, seed)
+        interval = bootstrap(np.mean, right, repeats=200, seed=seed)
+        held += interval.low <= 0.8 <= interval.high
+    assert 87 <= held <= 100
+
+
+def test_four_times_the_rows_halve_the_interval() -> None:
+    narrow, wide = (bootstrap(np.mean, coins(0.7, n, 1)) for n in (4_000, 1_000))
+    assert (wide.high - wide.low) / (narrow.high - narrow.low) == pytest.approx(2, rel=0.15)
+
+
+def test_the_same_seed_gives_the_same_interval() -> None:
+    rows = coins(0.5, 50, 3)
+    assert bootstrap(np.mean, rows, seed=4) == bootstrap(np.mean, rows, seed=4)
+    assert bootstrap(np.mean, rows, seed=4) != bootstrap(np.mean, rows, seed=5)
+
+
+def test_a_model_does_not_differ_from_itself() -> None:
+    labels = coins(0.5, 100, 0)
+    same = difference(accuracy, labels, labels, labels)
+    assert same == Interval(0.0, 0.0, 0.0) and not same.beyond_noise
+
+
+def test_paired_rows_see_a_difference_that_two_separate_intervals_hide() -> None:
+    labels = np.ones(400, dtype=int)
+    theirs = coins(0.70, 400, 5).astype(int)
+    ours = theirs.copy()
+    ours[np.flatnonzero(theirs == 0)[:12]] = 1
+    one, other = bootstrap(accuracy, labels, ours), bootstrap(accuracy, labels, theirs)
+    assert one.low < other.high and difference(accuracy, labels, ours, theirs).beyond_noise
+
+
+@pytest.mark.parametrize("columns", [([1, 2], [1]), ([],)])
+def test_ragged_or_empty_columns_are_refused(columns: tuple) -> None:
+    with pytest.raises(ValueError, match="one length above zero"):
+        bootstrap(lambda *_: 0.0, *columns)
+
+
+def test_mcnemar_is_the_binomial_test_of_the_rows_that_differ() -> None:
+    from scipy.stats import binomtest
+
+    ours, theirs = coins(0.8, 300, 1), coins(0.7, 300, 2)
+    won, lost = int((ours & ~theirs).sum()), int((theirs & ~ours).sum())
+    assert mcnemar(ours, theirs) == pytest.approx(binomtest(won, won + lost).pvalue)
+
+
+def test_mcnemar_of_models_that_never_disagree_says_nothing() -> None:
+    assert mcnemar([True, False], [True, False]) == 1.0
+    with pytest.raises(ValueError, match="the same rows"):
+        mcnemar([True], [True, False])

@@ -1,7 +1,15 @@
 """The machine's readings and choices, each with its reason."""
+import os
+import sys
+from types import SimpleNamespace
+
+import pynvml
+import pytest
 import torch
 
 from utils import common, profiles
+from utils.distributed import start_method
+from utils.lesson import Lesson
 
 
 def test_an_error_is_what_where_and_next():
@@ -28,6 +36,68 @@ def test_bfloat16_is_chosen_only_where_it_is_faster(monkeypatch):
     for times, dtype in (([2.0, 1.0], torch.bfloat16), ([1.0, 5.0], torch.float32)):
         monkeypatch.setattr(common, "fastest_of", lambda *given, repeats: times)
         assert common.choose_dtype("cpu").value is dtype
+
+
+@pytest.fixture
+def machine_with_a_gpu(monkeypatch):
+    """A GPU that the driver describes; whatever would make a CUDA context raises."""
+    def refuse(*given, **named):
+        raise AssertionError("this makes a CUDA context")
+
+    def is_available():
+        return os.environ.get("PYTORCH_NVML_BASED_CUDA_CHECK") == "1" or refuse()
+    for name in ("init", "_lazy_init", "current_device", "get_device_name", "get_device_properties",
+                 "get_device_capability", "is_bf16_supported", "mem_get_info", "set_device"):
+        monkeypatch.setattr(torch.cuda, name, refuse)
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: 4)
+    monkeypatch.setattr(torch.cuda, "is_available", is_available)
+    cards = {0: ("T4", 7), 2: ("A100", 8), "GPU-ab": ("H100", 9)}
+    answers = {"Init": lambda: None, "Shutdown": lambda: None, "DeviceGetCount": lambda: 1,
+               "DeviceGetHandleByIndex": cards.get, "DeviceGetHandleByUUID": cards.get,
+               "DeviceGetName": lambda card: card[0],
+               "DeviceGetMemoryInfo": lambda card: SimpleNamespace(total=80 * 10**9, used=0),
+               "DeviceGetCudaComputeCapability": lambda card: (card[1], 0)}
+    for name, answer in answers.items():
+        monkeypatch.setattr(pynvml, f"nvml{name}", answer)
+
+
+@pytest.mark.parametrize("visible, said", [(None, "T4"), ("2,0", "A100"), ("GPU-ab", "H100")])
+def test_a_lesson_asks_for_the_gpu_without_a_cuda_context(machine_with_a_gpu, monkeypatch, visible, said):
+    monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
+    if visible:
+        monkeypatch.setenv("CUDA_VISIBLE_DEVICES", visible)
+    held = torch.get_num_threads()
+    try:
+        lesson = Lesson("08", "smoke", 1)
+    finally:
+        torch.set_num_threads(held)
+    assert str(lesson.device) == f"cuda ({said}, 80 GB)"
+    assert lesson.dtype.value is (torch.float32 if said == "T4" else torch.bfloat16)
+    assert torch.cuda.is_available() and not torch.cuda.is_initialized()
+    monkeypatch.delitem(sys.modules, "accelerate.state", raising=False)
+    if sys.platform == "linux":
+        assert start_method().value == "fork"
+
+
+def test_without_an_nvidia_driver_torch_describes_the_gpu(monkeypatch):
+    def fail():
+        raise pynvml.NVMLError(pynvml.NVML_ERROR_LIBRARY_NOT_FOUND)
+    monkeypatch.setattr(pynvml, "nvmlInit", fail)
+    card = SimpleNamespace(name="another make", total_memory=64 * 10**9, major=9)
+    monkeypatch.setattr(torch.cuda, "get_device_properties", lambda index: card)
+    assert common.first_gpu() == ("another make", 64 * 10**9, 9)
+
+
+def test_a_ratio_of_speeds_keeps_its_digits(monkeypatch):
+    held = torch.get_num_threads()
+    monkeypatch.delenv("OMP_NUM_THREADS", raising=False)
+    monkeypatch.setattr(common, "fastest_of", lambda *given, **named: [1.0, 25.0])
+    torch.set_num_threads(2)
+    try:
+        assert "0.04x" in common.choose_threads().reason
+        assert "0.04x" in common.choose_dtype("cpu").reason
+    finally:
+        torch.set_num_threads(held)
 
 
 def test_threads_follow_the_measurement_the_profile_and_the_environment(monkeypatch):

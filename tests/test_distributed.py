@@ -9,6 +9,7 @@ import signal
 import subprocess
 import sys
 import time
+from importlib.util import find_spec
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -19,11 +20,11 @@ import torch.distributed as dist
 import yaml
 
 from utils.common import ROOT, CourseError
-from utils.distributed import (LAYOUTS, Hardware, Link, Need, choose_parallelism, free_port, launch,
-                               rank_device, require_world, start_method)
+from utils.distributed import free_port, launch, rank_device, require_world, start_method
 
 NOTEBOOK = ROOT / "notebooks/08_many_gpus.ipynb"
-SHARED = "imports model train same by-hand stage timed rank-bytes plain-bytes"
+SHARED = "imports model train same by-hand clock stage timed rank-bytes plain-bytes"
+DECISION = "imports ring-link decide-types decide-layouts decide"
 forks = pytest.mark.skipif(start_method().value != "fork", reason="functions of a test travel by fork")
 
 
@@ -162,8 +163,22 @@ def test_a_gpu_is_taken_only_if_there_is_one_for_each_rank(monkeypatch):
         assert str(rank_device()) == device
 
 
+def cell(name):
+    """The source of a cell of the lesson, with the parts before it that belong to it."""
+    cells = nbformat.read(NOTEBOOK, as_version=4).cells
+    return "\n\n".join(c.source for c in cells if c.id.split("-part")[0] == name)
+
+
+def names_of(cells):
+    """What some cells of the lesson define."""
+    names = {}
+    for name in cells.split():
+        exec(cell(name), names)
+    return SimpleNamespace(**names)
+
+
 def test_a_ring_costs_what_the_formula_says():
-    link = Link(1e-3, 1e9)
+    link = names_of("imports ring-link").Link(1e-3, 1e9)
     assert link.seconds("all_reduce", 4e9, 4) == pytest.approx(6 * (1e-3 + 1))
     pair = link.seconds("reduce_scatter", 1e9, 8) + link.seconds("all_gather", 1e9, 8)
     assert pair == pytest.approx(link.seconds("all_reduce", 1e9, 8))
@@ -172,29 +187,75 @@ def test_a_ring_costs_what_the_formula_says():
 
 PLACES = {"one device": (1, 1, 1e9), "one node, fast": (8, 1, 300e9), "one node, slow": (8, 1, 1e9),
           "nodes, fast": (8, 4, 300e9), "nodes, slow": (8, 4, 1e9)}
-SIZES = [Need(0.5e9, 24), Need(7e9, 32), Need(400e9, 96)]
+SIZES = [(0.5e9, 24), (7e9, 32), (400e9, 96)]
+
+
+@pytest.fixture(scope="module")
+def decision():
+    return names_of(DECISION)
 
 
 @pytest.mark.parametrize("place", PLACES)
 @pytest.mark.parametrize("size", range(3))
-def test_every_cell_of_the_matrix_is_reached_and_gives_its_reasons(place, size):
+def test_every_cell_of_the_matrix_is_reached_and_gives_its_reasons(decision, place, size):
     devices, nodes, bandwidth = PLACES[place]
-    made = choose_parallelism(SIZES[size], Hardware(24e9, 60e12, devices, nodes), Link(1e-5, bandwidth))
-    assert made.value == LAYOUTS[place][size]
-    assert "GB of states" in made.reason and "a layer" in made.reason
-    assert ("link" in made.reason) == (devices > 1)
+    hardware, link = decision.Hardware(24e9, 60e12, devices, nodes), decision.Link(1e-5, bandwidth)
+    made = decision.choose_parallelism(decision.Need(*SIZES[size]), hardware, link)
+    said = "; ".join(made.reasons)
+    assert made.value == decision.LAYOUTS[place][size]
+    assert "GB of states" in said and "a layer" in said
+    assert ("link" in said) == (devices > 1)
+    assert made.fits == (size < 2 or devices == 1)
+    assert ("even cut evenly a device would hold" in said) == (not made.fits)
 
 
-def test_more_tokens_make_a_slow_link_fast_enough():
-    card, link = Hardware(24e9, 60e12, 8), Link(1e-5, 5e9)
-    few, many = (choose_parallelism(Need(7e9, 32, tokens), card, link).value for tokens in (8e3, 8e4))
+@pytest.mark.parametrize("nodes, fits", [(1, False), (2, True)])
+def test_a_layout_that_the_devices_cannot_hold_is_said_not_to_fit(decision, nodes, fits):
+    # 18 * 16e9 = 288 GB of states: 36 + 4 of them on each of 8 devices, 18 + 4 on each of 16
+    hardware = decision.Hardware(40e9, 60e12, 8, nodes)
+    made = decision.choose_parallelism(decision.Need(16e9, 32), hardware, decision.Link(1e-5, 300e9))
+    assert (made.value, made.fits) == ("FSDP (ZeRO-3)", fits)
+    assert fits or made.reasons[-1].startswith("even cut evenly a device would hold 40.0 GB of 36.0")
+
+
+def test_more_tokens_make_a_slow_link_fast_enough(decision):
+    card, link = decision.Hardware(24e9, 60e12, 8), decision.Link(1e-5, 5e9)
+    few, many = (decision.choose_parallelism(decision.Need(7e9, 32, tokens), card, link).value
+                 for tokens in (8e3, 8e4))
     assert (few, many) == ("pipeline", "FSDP (ZeRO-3)")
 
 
-def cell(name):
-    """The source of a cell of the lesson, with the parts before it that belong to it."""
-    cells = nbformat.read(NOTEBOOK, as_version=4).cells
-    return "\n\n".join(c.source for c in cells if c.id.split("-part")[0] == name)
+def test_clocks_wait_for_a_gpu_and_only_for_a_gpu(monkeypatch):
+    names, waits = names_of("imports clock"), []
+
+    class Event:
+        """A marker that lies in the queue of a GPU."""
+
+        def __init__(self, enable_timing):
+            assert enable_timing
+
+        def record(self):
+            self.at = len(waits)
+
+        def synchronize(self):
+            waits.append("event")
+
+        def elapsed_time(self, end):
+            return 5.0 if waits else None
+    monkeypatch.setattr(torch.cuda, "synchronize", lambda: waits.append("device"))
+    monkeypatch.setattr(torch.cuda, "Event", Event)
+    assert names.milliseconds(names.mark(), names.mark() + 1) == pytest.approx(1000, abs=100)
+    assert names.now() > 0 and waits == []
+    monkeypatch.setitem(names.now.__globals__, "rank_device", lambda: torch.device("cuda", 0))
+    assert names.now() > 0 and waits == ["device"]
+    assert names.milliseconds(names.mark(), names.mark()) == 5.0 and waits == ["device", "event"]
+
+
+@pytest.mark.parametrize("name", ["buckets", "timed", "meet", "link", "step"])
+def test_no_cell_that_measures_reads_the_clock_of_the_cpu_alone(name):
+    source = cell(name)
+    assert "perf_counter" not in source
+    assert any(call in source for call in ("now()", "mark()", "meet()"))
 
 
 @pytest.fixture(scope="module")
@@ -203,7 +264,7 @@ def lesson_names():
     torch.set_num_threads(1)
     draw = torch.Generator().manual_seed(0)
     names = {"SEED": 42, "TOLERANCE": 2e-5, "batch": 8, "store": SimpleNamespace(header={"vocabulary": 512})}
-    names["rows"] = torch.randint(512, (32, 33), generator=draw)
+    names["rows"] = (512 * torch.rand(32, 33, generator=draw) ** 8).long()  # some are common
     names["batches"] = names["rows"].split(8)
     for name in SHARED.split():
         exec(cell(name), names)
@@ -212,11 +273,11 @@ def lesson_names():
 
 def hold(names, form, old="", new=""):
     """Run a form of the lesson, changed or not, and the lesson's own check of its losses."""
-    source, call = cell(FORMS[form][0]), FORMS[form][1]
+    cells, call = FORMS[form][:2]
+    source = "\n\n".join(map(cell, dict.fromkeys(["by-hand", *cells.split()])))
     assert old in source, f"the lesson no longer has {old!r}"
     own = dict(names)
-    for name in dict.fromkeys(["by-hand", FORMS[form][0]]):
-        exec(cell(name).replace(old, new) if old and old in cell(name) else cell(name), own)
+    exec(source.replace(old, new) if old else source, own)
     own["same"](form, eval(call, own))
 
 
@@ -226,11 +287,17 @@ FORMS = {  # the cell, what runs it, a line of it, and what that line is broken 
     "Accelerate": ("accelerated", "launch(accelerated)[0]",
                    "model, optimizer, loader = accelerator.prepare(model, optimizer, loader)",
                    "loader = accelerator.prepare(loader)"),
+    "notebook_launcher": ("accelerated notebook-launcher", "in_notebook_launcher()",
+                          "model, optimizer, loader = accelerator.prepare(model, optimizer, loader)",
+                          "loader = accelerator.prepare(loader)"),
     "ZeRO-1": ("zero1", "launch(zero1)[0]",
                "DistributedDataParallel(make_model(), gradient_as_bucket_view=True)", "make_model()"),
     "ZeRO-2": ("fsdp", "launch(fsdp, 2)[0]", "optimizer = adam(model)",
                "model.set_requires_gradient_sync(False); optimizer = adam(model)"),
     "ZeRO-3": ("fsdp", "launch(fsdp, 3)[0]", "[*model.model.layers, model]", "model.model.layers"),
+    "offload": ("offload", "launch(offloaded_losses)[0]", "[*model.model.layers, model]",
+                "model.model.layers"),
+    "DeepSpeed": ("deepspeed", "launch(zero, 3)[0]", 'clipping={"gradient_clipping": 0.0}', "clipping={}"),
     "tensor parallel": ("tensor-library", "launch(tensor_parallel)[0]",
                         "RowwiseParallel()",
                         "RowwiseParallel(output_layouts=torch.distributed.tensor.Partial())"),
@@ -238,15 +305,28 @@ FORMS = {  # the cell, what runs it, a line of it, and what that line is broken 
                  "optimizer.zero_grad()", "pass")}
 
 
+OPTIONAL = pytest.mark.skipif(not find_spec("deepspeed"), reason="DeepSpeed is an optional install")
+EACH = [pytest.param(form, marks=OPTIONAL if form == "DeepSpeed" else ()) for form in FORMS]
+
+
+@pytest.fixture
+def untouched_accelerate(monkeypatch):
+    """No Accelerator was made in this process: accelerate's launcher refuses where one was."""
+    from accelerate.state import AcceleratorState, PartialState
+
+    for state in (AcceleratorState, PartialState):
+        monkeypatch.setattr(state, "_shared_state", {})
+
+
 @forks
-@pytest.mark.parametrize("form", FORMS)
-def test_a_form_reaches_the_loss_of_one_process(lesson_names, form):
+@pytest.mark.parametrize("form", EACH)
+def test_a_form_reaches_the_loss_of_one_process(lesson_names, untouched_accelerate, form):
     hold(lesson_names, form)
 
 
 @forks
-@pytest.mark.parametrize("form", FORMS)
-def test_a_broken_form_is_refused(lesson_names, form):
+@pytest.mark.parametrize("form", EACH)
+def test_a_broken_form_is_refused(lesson_names, untouched_accelerate, form):
     with pytest.raises(AssertionError, match="is .* away|nan"):
         hold(lesson_names, form, *FORMS[form][2:])
 
@@ -269,3 +349,17 @@ def test_the_slurm_script_parses_and_starts_what_is_there():
     assert subprocess.run(["bash", "-n", str(path)], capture_output=True).returncode == 0
     text = path.read_text()
     assert "launch/multi_node.yaml" in text and "--machine_rank \"$SLURM_NODEID\"" in text
+
+
+def test_the_recorded_run_of_deepspeed_agrees_with_one_process_and_its_broken_form_does_not():
+    record = json.loads((ROOT / "results/08_deepspeed.json").read_text())
+    allowed = names_of("parameters").TOLERANCE
+    assert {"deepspeed", "torch"} <= set(record["versions"]) and "deepspeed==" in record["command"]
+    assert list(record["distance"]) == list(record["distance_with_default_clipping"]) == list("0123")
+    assert max(record["distance"].values()) < allowed
+    assert min(record["distance_with_default_clipping"].values()) > 10 * allowed
+
+
+def test_the_recorded_smoke_run_keeps_its_time():
+    runs = json.loads((ROOT / "results/smoke.json").read_text())["notebooks"]
+    assert 0 < runs["08"]["seconds"] <= 100

@@ -88,13 +88,35 @@ def fastest_of(*works: Callable[[], object], repeats: int = 5) -> list[float]:
     return [min(kept[1:]) for kept in times]
 
 
-def choose_device() -> Choice:
-    """The accelerator if torch can use one, else the CPU."""
+def first_gpu() -> tuple[str, int, int]:
+    """Name, bytes and major compute capability of torch's first GPU, as the driver tells them.
+
+    Torch would make a CUDA context, and a kernel that has one cannot be forked.
+    """
+    import pynvml
     import torch
 
-    if torch.cuda.is_available():
-        card = torch.cuda.get_device_properties(0)
-        return Choice("cuda", f"{card.name}, {format_bytes(card.total_memory)}")
+    first = os.environ.get("CUDA_VISIBLE_DEVICES", "0").split(",")[0].strip()
+    by = pynvml.nvmlDeviceGetHandleByIndex if first.isdigit() else pynvml.nvmlDeviceGetHandleByUUID
+    try:
+        pynvml.nvmlInit()
+        card = by(int(first) if first.isdigit() else first)
+        major, _ = pynvml.nvmlDeviceGetCudaComputeCapability(card)
+        facts = pynvml.nvmlDeviceGetName(card), pynvml.nvmlDeviceGetMemoryInfo(card).total, major
+        pynvml.nvmlShutdown()
+        return facts
+    except pynvml.NVMLError:  # no driver of NVIDIA's: then only torch can tell
+        known = torch.cuda.get_device_properties(0)
+        return known.name, known.total_memory, known.major
+
+
+def choose_device() -> Choice:
+    """The accelerator if torch can use one, else the CPU; no CUDA context is made by asking."""
+    import torch
+
+    if torch.cuda.device_count():
+        name, memory, _ = first_gpu()
+        return Choice("cuda", f"{name}, {format_bytes(memory)}")
     return Choice("mps", "Apple GPU") if torch.mps.is_available() else Choice("cpu", "torch sees no GPU")
 
 
@@ -102,15 +124,15 @@ def choose_dtype(device: str) -> Choice:
     """bfloat16 where the machine gains by it: asked of a GPU, measured on a CPU."""
     import torch
 
-    if device == "cuda" and torch.cuda.is_bf16_supported(including_emulation=False):
+    if device == "cuda" and first_gpu()[2] >= 8:
         return Choice(torch.bfloat16, "the GPU computes it natively")
     if device != "cpu":
         return Choice(torch.float32, "this GPU has no bfloat16 of its own")
     wide, narrow = (torch.ones(384, 384, dtype=dtype) for dtype in (torch.float32, torch.bfloat16))
     full, half = fastest_of(lambda: wide @ wide, lambda: narrow @ narrow, repeats=20)
     if full / half > 1.3:
-        return Choice(torch.bfloat16, f"a matrix product is {full / half:.1f}x as fast as in float32")
-    return Choice(torch.float32, f"bfloat16 runs at {full / half:.1f}x its speed on this CPU")
+        return Choice(torch.bfloat16, f"a matrix product is {full / half:.2g}x as fast as in float32")
+    return Choice(torch.float32, f"bfloat16 runs at {full / half:.2g}x its speed on this CPU")
 
 
 def choose_threads(fixed: int | None = None) -> Choice:
@@ -129,7 +151,7 @@ def choose_threads(fixed: int | None = None) -> Choice:
             layer(batch)
 
     one, all_ = fastest_of(lambda: work(1), lambda: work(many))
-    said = f"{many} run small layers {one / all_:.1f}x as fast as one"
+    said = f"{many} run small layers {one / all_:.2g}x as fast as one"
     return Choice(many if one / all_ > 1.25 else 1, said)
 
 

@@ -1,4 +1,4 @@
-"""Floor 3: functions on several processes from a notebook, what links cost, what layout to choose.
+"""Floor 3: functions on several processes from a notebook.
 
     launch(function, world=4) -> a result a rank, or one error that names the rank that failed first
 
@@ -20,7 +20,7 @@ import traceback
 from collections.abc import Callable
 from multiprocessing.connection import wait
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 import dill
 import torch
@@ -181,55 +181,3 @@ def launch(function: Callable, *arguments: Any, world: int = 2, seconds: float =
         if problem:
             raise problem
         return [torch.load(folder / f"{rank}.pt", weights_only=True) for rank in range(world)]
-
-
-class Link(NamedTuple):
-    """What a message costs: a start, and the time of its bytes."""
-    latency: float  # seconds
-    bandwidth: float  # bytes a second, one way
-
-    def seconds(self, kind: str, size: float, world: int) -> float:
-        """The time of a collective over a ring."""
-        rounds = {"all_reduce": 2, "all_gather": 1, "reduce_scatter": 1}[kind] * (world - 1)
-        return rounds * (self.latency + size / world / self.bandwidth)
-
-
-class Need(NamedTuple):
-    """What a model asks of a device in a step: tokens to work on, bytes to keep for them."""
-    parameters: float
-    layers: int
-    tokens: float = 8192
-    activations: float = 4e9
-
-
-class Hardware(NamedTuple):
-    """Devices: bytes of memory and operations a second of each, how many in how many nodes."""
-    memory: float
-    flops: float
-    devices: int = 1
-    nodes: int = 1
-
-
-LAYOUTS = {  # place: for a model that fits, one that does not, one of which a layer does not
-    "one device": ("one process", "offload to host memory", "offload, layers in tiles"),
-    "one node, fast": ("DDP", "FSDP (ZeRO-3)", "tensor parallel"),
-    "one node, slow": ("DDP, accumulating", "pipeline", "tensor parallel, or ZeRO-3 with tiles"),
-    "nodes, fast": ("DDP", "FSDP (ZeRO-3)", "tensor parallel in a node, FSDP across"),
-    "nodes, slow": ("DDP, accumulating", "FSDP in a node, DDP across (or pipeline)",
-                    "tensor parallel in a node, pipeline across, ZeRO-1")}
-
-
-def choose_parallelism(model: Need, hardware: Hardware, link: Link) -> Choice:
-    """The layout to begin with, and why; `link` is the slowest that every device must use."""
-    states, layer = 18 * model.parameters, 6 * model.parameters / model.layers
-    whole, most = states + model.activations, 0.9 * hardware.memory
-    size = 2 if layer > most else int(whole > most)
-    needed, total = hardware.flops / model.tokens, hardware.devices * hardware.nodes
-    fast = link.bandwidth >= needed  # 6 bytes a parameter cross while 6 operations a token are done
-    place = "one device" if total == 1 else (
-        f"{'nodes' if hardware.nodes > 1 else 'one node'}, {'fast' if fast else 'slow'}")
-    why = (f"{whole / 1e9:,.1f} GB of states and activations, {most / 1e9:,.1f} GB usable; a layer "
-           f"alone needs {layer / 1e9:,.1f} GB")
-    why += (f"; the link brings {link.bandwidth / 1e9:,.1f} GB/s, the arithmetic waits below "
-            f"{needed / 1e9:,.1f}") * (total > 1)
-    return Choice(LAYOUTS[place][size], why)

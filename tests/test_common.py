@@ -38,6 +38,10 @@ def test_bfloat16_is_chosen_only_where_it_is_faster(monkeypatch):
         assert common.choose_dtype("cpu").value is dtype
 
 
+def fail_of_nvml(*given):
+    raise pynvml.NVMLError(pynvml.NVML_ERROR_NOT_SUPPORTED)
+
+
 @pytest.fixture
 def machine_with_a_gpu(monkeypatch):
     """A GPU that the driver describes; whatever would make a CUDA context raises."""
@@ -51,9 +55,10 @@ def machine_with_a_gpu(monkeypatch):
         monkeypatch.setattr(torch.cuda, name, refuse)
     monkeypatch.setattr(torch.cuda, "device_count", lambda: 4)
     monkeypatch.setattr(torch.cuda, "is_available", is_available)
-    cards = {0: ("T4", 7), 2: ("A100", 8), "GPU-ab": ("H100", 9)}
-    answers = {"Init": lambda: None, "Shutdown": lambda: None, "DeviceGetCount": lambda: 1,
-               "DeviceGetHandleByIndex": cards.get, "DeviceGetHandleByUUID": cards.get,
+    cards = [("T4", 7, "GPU-00-1"), ("L4", 8, "GPU-11-2"), ("A100", 8, "GPU-22-3"), ("H100", 9, "GPU-ab-4")]
+    answers = {"Init": lambda: None, "Shutdown": lambda: None, "DeviceGetCount": lambda: len(cards),
+               "SystemGetCudaDriverVersion": lambda: 12080, "DeviceGetMigMode": fail_of_nvml,
+               "DeviceGetHandleByIndex": cards.__getitem__, "DeviceGetUUID": lambda card: card[2],
                "DeviceGetName": lambda card: card[0],
                "DeviceGetMemoryInfo": lambda card: SimpleNamespace(total=80 * 10**9, used=0),
                "DeviceGetCudaComputeCapability": lambda card: (card[1], 0)}
@@ -61,7 +66,8 @@ def machine_with_a_gpu(monkeypatch):
         monkeypatch.setattr(pynvml, f"nvml{name}", answer)
 
 
-@pytest.mark.parametrize("visible, said", [(None, "T4"), ("2,0", "A100"), ("GPU-ab", "H100")])
+@pytest.mark.parametrize("visible, said", [
+    (None, "T4"), ("2,0", "A100"), ("GPU-ab-4", "H100"), ("GPU-ab", "H100")])
 def test_a_lesson_asks_for_the_gpu_without_a_cuda_context(machine_with_a_gpu, monkeypatch, visible, said):
     monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
     if visible:
@@ -79,13 +85,45 @@ def test_a_lesson_asks_for_the_gpu_without_a_cuda_context(machine_with_a_gpu, mo
         assert start_method().value == "fork"
 
 
-def test_without_an_nvidia_driver_torch_describes_the_gpu(monkeypatch):
-    def fail():
-        raise pynvml.NVMLError(pynvml.NVML_ERROR_LIBRARY_NOT_FOUND)
-    monkeypatch.setattr(pynvml, "nvmlInit", fail)
-    card = SimpleNamespace(name="another make", total_memory=64 * 10**9, major=9)
+@pytest.fixture
+def known_to_torch(monkeypatch):
+    """What torch alone says of its first GPU."""
+    card = SimpleNamespace(name="told by torch", total_memory=64 * 10**9, major=9)
     monkeypatch.setattr(torch.cuda, "get_device_properties", lambda index: card)
-    assert common.first_gpu() == ("another make", 64 * 10**9, 9)
+    return card.name, card.total_memory, card.major
+
+
+def test_without_an_nvidia_driver_torch_describes_the_gpu(monkeypatch, known_to_torch):
+    monkeypatch.setattr(pynvml, "nvmlInit", fail_of_nvml)
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: 1)
+    assert common.first_gpu() == known_to_torch
+    assert str(common.choose_device()) == "cuda (told by torch, 64 GB)"
+
+
+@pytest.mark.parametrize("visible, split", [("MIG-1234", 0), (None, 1)])
+def test_of_a_part_of_a_card_only_torch_can_tell(machine_with_a_gpu, known_to_torch, monkeypatch, visible, split):
+    monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
+    if visible:
+        monkeypatch.setenv("CUDA_VISIBLE_DEVICES", visible)
+    monkeypatch.setattr(pynvml, "nvmlDeviceGetMigMode", lambda card: [split, split])
+    assert common.first_gpu() == known_to_torch
+
+
+@pytest.mark.parametrize("built, device", [("13.0", "cpu"), ("12.9", "cuda"), (None, "cuda")])
+def test_a_gpu_whose_driver_is_too_old_for_torch_is_left_alone(machine_with_a_gpu, monkeypatch, built, device):
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "0")
+    monkeypatch.setattr(torch.version, "cuda", built)
+    monkeypatch.setattr(torch.mps, "is_available", lambda: False)
+    monkeypatch.delenv("COURSE_PROFILE", raising=False)
+    assert (profiles.choose_profile()[0] is profiles.GPU) == (device == "cuda")
+    chosen = common.choose_device()
+    assert chosen.value == device
+    assert (chosen.reason == "the driver is too old for CUDA 13.0") == (device == "cpu")
+    assert os.environ["CUDA_VISIBLE_DEVICES"] == ("" if device == "cpu" else "0")
+
+
+def test_the_driver_and_torch_number_the_cards_alike():
+    assert os.environ["CUDA_DEVICE_ORDER"] == "PCI_BUS_ID"
 
 
 def test_a_ratio_of_speeds_keeps_its_digits(monkeypatch):
@@ -137,6 +175,9 @@ def test_with_a_gpu_each_card_is_a_line(monkeypatch, capsys):
 def test_auto_takes_what_the_machine_can_carry(monkeypatch):
     monkeypatch.delenv("COURSE_PROFILE", raising=False)
     monkeypatch.setattr(profiles, "gpu_memory", lambda: [("H100", 0, 80 * 10**9)])
+    monkeypatch.setattr(profiles, "why_no_cuda", lambda: "this torch is built for a CPU")
+    assert profiles.choose_profile("auto")[0] in (profiles.SMOKE, profiles.LAPTOP)
+    monkeypatch.setattr(profiles, "why_no_cuda", lambda: "")
     assert profiles.choose_profile("auto")[0] is profiles.GPU
     monkeypatch.setattr(profiles, "gpu_memory", lambda: [("small", 0, 4 * 10**9)])
     monkeypatch.setattr(profiles.os, "cpu_count", lambda: 2)

@@ -4,6 +4,7 @@ The forms stand in the cells of lesson 08, and it is those cells that run here: 
 the lesson's own check must pass, and with one line broken, where it must not.
 """
 import json
+import math
 import os
 import signal
 import subprocess
@@ -125,6 +126,28 @@ def test_children_end_when_their_parent_is_killed(tmp_path):
 
 
 @forks
+@pytest.mark.parametrize("world", [1, 2, 3, 4])
+def test_the_ring_by_hand_gives_the_sum(world):
+    own = {}
+    for name in ("imports", "ring"):
+        exec(cell(name), own)
+
+    def by_hand():
+        x = torch.arange(12.0) * (1 + dist.get_rank())
+        total, sent = own["ring_all_reduce"](x, dist.get_rank(), world)
+        dist.all_reduce(x)
+        return [torch.equal(total, x), sent / x.nbytes]
+    assert launch(by_hand, world=world) == [[True, pytest.approx(2 * (world - 1) / world)]] * world
+
+
+@forks
+def test_a_launch_needs_no_port(monkeypatch):
+    monkeypatch.setenv("MASTER_ADDR", "nowhere.invalid")
+    monkeypatch.setenv("MASTER_PORT", "1")
+    assert launch(lambda: dist.get_world_size(), world=2) == [2, 2]
+
+
+@forks
 def test_two_launches_at_once_do_not_meet():
     here = f"import sys; sys.path[:] = {sys.path!r}\nfrom utils.distributed import *\n"
     program = here + "print(launch(lambda: dist.get_world_size(), world=2))"
@@ -142,8 +165,9 @@ def test_a_kernel_that_made_an_accelerator_is_not_forked(monkeypatch):
     held = SimpleNamespace(PartialState=SimpleNamespace(_shared_state={"device": "cpu"}))
     monkeypatch.setitem(sys.modules, "accelerate.state", held)
     assert start_method().value == "spawn" and "Accelerator" in start_method().reason
-    held.PartialState._shared_state.clear()
     monkeypatch.setattr(torch.cuda, "is_initialized", lambda: True)
+    assert "Accelerator" in start_method().reason  # the lesson prints it, with a GPU and without
+    held.PartialState._shared_state.clear()
     assert start_method().value == "spawn" and "GPU" in start_method().reason
 
 
@@ -161,6 +185,15 @@ def test_a_gpu_is_taken_only_if_there_is_one_for_each_rank(monkeypatch):
     for cards, device in ((0, "cpu"), (1, "cpu"), (2, "cuda:1")):
         monkeypatch.setattr(torch.cuda, "device_count", lambda cards=cards: cards)
         assert str(rank_device()) == device
+
+
+@pytest.mark.parametrize("cards, world, least, device", [
+    (1, 1, 1, "cuda:0"), (1, 1, 2, "cpu"), (1, 2, 2, "cpu"), (2, 1, 2, "cuda:0"), (2, 0, 2, "cpu")])
+def test_one_process_is_compared_with_two_on_the_same_kind_of_device(monkeypatch, cards, world, least, device):
+    monkeypatch.setenv("LOCAL_RANK", "0")
+    monkeypatch.setenv("LOCAL_WORLD_SIZE", str(world))
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: cards)
+    assert str(rank_device(least)) == device
 
 
 def cell(name):
@@ -206,7 +239,7 @@ def test_every_cell_of_the_matrix_is_reached_and_gives_its_reasons(decision, pla
     assert "GB of states" in said and "a layer" in said
     assert ("link" in said) == (devices > 1)
     assert made.fits == (size < 2 or devices == 1)
-    assert ("even cut evenly a device would hold" in said) == (not made.fits)
+    assert ("with states cut evenly" in said) == (not made.fits)
 
 
 @pytest.mark.parametrize("nodes, fits", [(1, False), (2, True)])
@@ -215,7 +248,18 @@ def test_a_layout_that_the_devices_cannot_hold_is_said_not_to_fit(decision, node
     hardware = decision.Hardware(40e9, 60e12, 8, nodes)
     made = decision.choose_parallelism(decision.Need(16e9, 32), hardware, decision.Link(1e-5, 300e9))
     assert (made.value, made.fits) == ("FSDP (ZeRO-3)", fits)
-    assert fits or made.reasons[-1].startswith("even cut evenly a device would hold 40.0 GB of 36.0")
+    assert fits or "cut evenly by 8 and its activations a device would hold 40.0 GB of 36.0" in made.reasons[-1]
+
+
+@pytest.mark.parametrize("parameters, fits", [(7e9, True), (30e9, False)])
+def test_a_layout_with_a_copy_in_each_node_must_fit_into_a_node(decision, parameters, fits):
+    # 30e9: 540 GB of states, 67.5 + 4 on each of the 8 devices of a node, however many nodes
+    hardware, link = decision.Hardware(24e9, 60e12, 8, 64), decision.Link(1e-5, 1e9)
+    made = decision.choose_parallelism(decision.Need(parameters, 60), hardware, link)
+    assert "DDP across" in made.value and made.fits == fits
+    assert fits or "by 8 and its activations a device would hold 71.5 GB of 21.6" in made.reasons[-1]
+    fast = decision.choose_parallelism(decision.Need(parameters, 60), hardware, decision.Link(1e-5, 300e9))
+    assert fast.fits  # sharded over all nodes
 
 
 def test_more_tokens_make_a_slow_link_fast_enough(decision):
@@ -322,6 +366,15 @@ def untouched_accelerate(monkeypatch):
 @pytest.mark.parametrize("form", EACH)
 def test_a_form_reaches_the_loss_of_one_process(lesson_names, untouched_accelerate, form):
     hold(lesson_names, form)
+
+
+def test_losses_that_become_nan_are_refused(lesson_names):
+    alone = lesson_names["alone"]
+    with pytest.raises(AssertionError, match="late is nan away"):
+        lesson_names["same"]("late", [alone[0]] + [math.nan] * (len(alone) - 1))
+    own = lesson_names | {"launch": lambda *given: [[alone[0]] + [math.nan] * (len(alone) - 1)], "zero": None}
+    exec(cell("deepspeed-run").split("recorded =")[0], own)
+    assert all(math.isnan(far) for far in own["run_stages"]().values())
 
 
 @forks

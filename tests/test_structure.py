@@ -7,7 +7,7 @@ import pytest
 from utils.common import PACKAGE
 
 FLOORS = {"__init__": 0, "common": 0, "bootstrap": 0, "profiles": 1, "folders": 1, "notebooks": 1, "memory": 1, "fingerprints": 1,
-          "sources": 1, "assets": 2, "lesson": 2, "packing": 4, "pretraining": 5, "course": 6}  # 3: the other rooms
+          "sources": 1, "assets": 2, "lesson": 2, "packing": 4, "finetuning": 4, "pretraining": 5, "course": 6}  # 3: the other rooms
 FILES = sorted(PACKAGE.rglob("*.py"))
 
 

@@ -8,3 +8,4 @@ if os.environ.get("COURSE_ASSETS", "packaged") != "hub":
 os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
 os.environ.setdefault("HF_HUB_DISABLE_TELEMETRY", "1")
 os.environ.setdefault("PYTORCH_NVML_BASED_CUDA_CHECK", "1")  # to ask for a GPU must not forbid a fork
+os.environ.setdefault("CUDA_DEVICE_ORDER", "PCI_BUS_ID")  # so that the driver's card 0 is torch's

@@ -89,35 +89,68 @@ def fastest_of(*works: Callable[[], object], repeats: int = 5) -> list[float]:
 
 
 def first_gpu() -> tuple[str, int, int]:
-    """Name, bytes and major compute capability of torch's first GPU, as the driver tells them.
+    """Name, bytes and major compute capability of torch's first GPU.
 
-    Torch would make a CUDA context, and a kernel that has one cannot be forked.
+    Where NVIDIA's driver answers no CUDA context is made: a kernel that has one cannot be forked.
     """
     import pynvml
     import torch
 
     first = os.environ.get("CUDA_VISIBLE_DEVICES", "0").split(",")[0].strip()
-    by = pynvml.nvmlDeviceGetHandleByIndex if first.isdigit() else pynvml.nvmlDeviceGetHandleByUUID
     try:
         pynvml.nvmlInit()
-        card = by(int(first) if first.isdigit() else first)
+        cards = [pynvml.nvmlDeviceGetHandleByIndex(i) for i in range(pynvml.nvmlDeviceGetCount())]
+        card = cards[int(first)] if first.isdigit() else next(
+            c for c in cards if pynvml.nvmlDeviceGetUUID(c).startswith(first))
+        if is_split(card):
+            raise pynvml.NVMLError(pynvml.NVML_ERROR_NOT_SUPPORTED)
         major, _ = pynvml.nvmlDeviceGetCudaComputeCapability(card)
         facts = pynvml.nvmlDeviceGetName(card), pynvml.nvmlDeviceGetMemoryInfo(card).total, major
         pynvml.nvmlShutdown()
         return facts
-    except pynvml.NVMLError:  # no driver of NVIDIA's: then only torch can tell
+    except (pynvml.NVMLError, IndexError, StopIteration):  # another make, or a part of a card
         known = torch.cuda.get_device_properties(0)
         return known.name, known.total_memory, known.major
 
 
-def choose_device() -> Choice:
-    """The accelerator if torch can use one, else the CPU; no CUDA context is made by asking."""
+def is_split(card: Any) -> bool:
+    """Whether a card is in MIG mode: torch has a part of it, and the driver names the whole."""
+    import pynvml
+
+    try:
+        return pynvml.nvmlDeviceGetMigMode(card)[0] == pynvml.NVML_DEVICE_MIG_ENABLE
+    except pynvml.NVMLError:  # a card without that mode
+        return False
+
+
+def why_no_cuda() -> str:
+    """Why torch cannot use a GPU, or nothing if it can; no CUDA context is made by asking."""
+    import pynvml
     import torch
 
-    if torch.cuda.device_count():
+    built = torch.version.cuda
+    if not torch.cuda.device_count():
+        return "torch sees no GPU"
+    try:
+        pynvml.nvmlInit()
+        newest = pynvml.nvmlSystemGetCudaDriverVersion() // 1000
+        pynvml.nvmlShutdown()
+    except pynvml.NVMLError:  # another make: torch has counted what it can use
+        return ""
+    old = built and newest < int(built.split(".")[0])
+    return f"the driver is too old for CUDA {built}" if old else ""
+
+
+def choose_device() -> Choice:
+    """The accelerator if torch can use one, else the CPU, for every library in this process."""
+    import torch
+
+    if not (why := why_no_cuda()):
         name, memory, _ = first_gpu()
         return Choice("cuda", f"{name}, {format_bytes(memory)}")
-    return Choice("mps", "Apple GPU") if torch.mps.is_available() else Choice("cpu", "torch sees no GPU")
+    if torch.cuda.device_count():
+        os.environ["CUDA_VISIBLE_DEVICES"] = ""  # or Accelerate and Trainer would take it
+    return Choice("mps", "Apple GPU") if torch.mps.is_available() else Choice("cpu", why)
 
 
 def choose_dtype(device: str) -> Choice:

@@ -30,7 +30,10 @@ from utils.common import Choice, CourseError
 
 
 def free_port() -> int:
-    """A port that nobody listens on now: two launches at once do not meet on 29500."""
+    """A port that nobody listens on now; another may still take it first.
+
+    For launchers that must have one. It is better than their fixed 29500, and `launch` needs none.
+    """
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))
         return probe.getsockname()[1]
@@ -43,17 +46,20 @@ def start_method() -> Choice:
         return Choice("spawn", "this system has no fork")
     if sys.platform == "darwin":
         return Choice("spawn", "system libraries of macOS do not survive a fork")
-    if torch.cuda.is_initialized():
-        return Choice("spawn", "this kernel has used the GPU, and a fork of it could not")
     if state and state.PartialState._shared_state:
         return Choice("spawn", "this kernel made an Accelerator: a fork would think it is alone")
+    if torch.cuda.is_initialized():
+        return Choice("spawn", "this kernel has used the GPU, and a fork of it could not")
     return Choice("fork", "no GPU and no Accelerator has been used in this kernel")
 
 
-def rank_device() -> torch.device:
-    """This rank's own GPU if the machine has one for each rank, else the CPU."""
+def rank_device(least: int = 1) -> torch.device:
+    """This rank's own GPU if the machine has one for each rank, and `least` in all, else the CPU.
+
+    To compare one process with two, ask for two: or the one would use a GPU, and the two could not.
+    """
     local, many = (int(os.environ.get(name, 0)) for name in ("LOCAL_RANK", "LOCAL_WORLD_SIZE"))
-    each = 0 < many <= torch.cuda.device_count()
+    each = many and max(many, least) <= torch.cuda.device_count()
     return torch.device("cuda", local) if each else torch.device("cpu")
 
 
@@ -81,7 +87,7 @@ def note_stack_after(seconds: float, path: Path) -> None:
     timer.start()
 
 
-def become_rank(rank: int, folder: Path, world: int, port: int, seconds: float) -> None:
+def become_rank(rank: int, folder: Path, world: int, seconds: float) -> None:
     """Give a child its place, its files, one thread, and an end if its parent ends."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # the parent decides
     parent = mp.parent_process().sentinel
@@ -90,21 +96,22 @@ def become_rank(rank: int, folder: Path, world: int, port: int, seconds: float) 
     os.dup2(sys.stderr.fileno(), 1), os.dup2(sys.stderr.fileno(), 2)  # what C++ code prints
     note_stack_after(60 + seconds, folder / f"{rank}.stack")  # should it never get ready
     places = dict(RANK=rank, LOCAL_RANK=rank, WORLD_SIZE=world, LOCAL_WORLD_SIZE=world,
-                  MASTER_ADDR="127.0.0.1", MASTER_PORT=port, OMP_NUM_THREADS=1)
+                  OMP_NUM_THREADS=1)
     os.environ |= {name: str(value) for name, value in places.items()}
     torch.set_num_threads(1)  # a fork may not wait for threads that only its parent has
 
 
-def work_as_rank(packed: Any, rank: int, folder: Path, *given: Any) -> None:
+def work_as_rank(packed: Any, rank: int, folder: Path, world: int, seconds: float) -> None:
     """What a child does: join the group, run the function, leave a result or an error in a file."""
-    become_rank(rank, folder, *given)
+    become_rank(rank, folder, world, seconds)
     try:
         function, arguments = dill.loads(packed) if isinstance(packed, bytes) else packed
         if rank_device().type == "cuda":
             torch.cuda.set_device(rank)
-        dist.init_process_group("gloo" if rank_device().type == "cpu" else None)
+        dist.init_process_group("gloo" if rank_device().type == "cpu" else None, rank=rank,
+                                world_size=world, init_method=(folder / "meet").as_uri())
         (folder / f"{rank}.ready").touch()  # imports are over: the clock starts here
-        note_stack_after(given[-1], folder / f"{rank}.stack")
+        note_stack_after(seconds, folder / f"{rank}.stack")
         torch.save(function(*arguments), folder / f"{rank}.pt")
         dist.barrier()  # nobody leaves while another still talks to it
         sys.stdout.flush()
@@ -162,7 +169,7 @@ def launch(function: Callable, *arguments: Any, world: int = 2, seconds: float =
     if context.get_start_method() != "fork":
         packed = dill.dumps(packed, recurse=True)  # functions of a notebook travel by value
     with tempfile.TemporaryDirectory(ignore_cleanup_errors=True) as scratch:
-        folder, given = Path(scratch), (Path(scratch), world, free_port(), seconds)
+        folder, given = Path(scratch), (Path(scratch), world, seconds)
         children = [context.Process(target=work_as_rank, args=(packed, rank, *given))
                     for rank in range(world)]
         try:

@@ -10,7 +10,7 @@ import os
 from dataclasses import dataclass
 from typing import Any
 
-from utils.common import CourseError, gpu_memory
+from utils.common import CourseError, gpu_memory, why_no_cuda
 
 
 @dataclass(frozen=True)
@@ -60,7 +60,7 @@ def measure_profile() -> tuple[Profile, str]:
     """The largest profile whose machine this is."""
     import psutil
 
-    cards = [total for _, _, total in gpu_memory() if total > 15e9]
+    cards = [] if why_no_cuda() else [total for _, _, total in gpu_memory() if total > 15e9]
     cores, memory = os.cpu_count() or 1, psutil.virtual_memory().total
     if cards:
         many = int(os.environ.get("WORLD_SIZE", 1)) > len(cards)

@@ -5,6 +5,7 @@ import gc
 import subprocess
 import sys
 import time
+from types import SimpleNamespace
 
 import psutil
 import pytest
@@ -216,6 +217,32 @@ def test_a_cycle_freed_in_the_middle_does_not_hide_the_peak():
 def test_a_device_without_a_peak_is_refused():
     with pytest.raises(CourseError, match="reports no peak"):
         memory.measure_peak(train_step, "mps")
+
+
+@pytest.mark.parametrize("fails", [False, True])
+def test_the_driver_is_asked_for_torchs_card_and_let_go(monkeypatch, fails):
+    calls = []
+
+    def used(handle: str) -> SimpleNamespace:
+        calls.append(handle)
+        if fails:
+            raise RuntimeError("the driver went away")
+        return SimpleNamespace(used=5 * MB, total=80 * MB)
+
+    driver = SimpleNamespace(nvmlInit=lambda: calls.append("init"),
+                             nvmlShutdown=lambda: calls.append("shutdown"),
+                             nvmlDeviceGetHandleByUUID=lambda uuid: f"card {uuid}",
+                             nvmlDeviceGetMemoryInfo=used)
+    monkeypatch.setitem(sys.modules, "pynvml", driver)
+    monkeypatch.setattr(torch.cuda, "current_device", lambda: 1)
+    monkeypatch.setattr(torch.cuda, "get_device_properties",
+                        lambda index: SimpleNamespace(uuid=f"uuid-{index}"))
+    if fails:
+        with pytest.raises(RuntimeError, match="went away"):
+            memory.driver_bytes()
+    else:
+        assert memory.driver_bytes() == 5 * MB
+    assert calls == ["init", "card GPU-uuid-1", "shutdown"]
 
 
 def test_prediction_counter_and_allocator_agree():

@@ -1,8 +1,9 @@
 """Floor 1: the memory that a piece of work takes, measured or predicted.
 
-Three readings. `run_fresh`: what the system says of a whole process. `measure_peak`: what torch's
-allocator gave out. `predict_memory`: the same work on tensors without contents, for any model and
-any size, in no memory at all; `LiveTensors` does the counting there.
+Three readings. `run_fresh`: what the system says of a whole process; `driver_bytes`: what a GPU's
+driver says of its card. `measure_peak`: what torch's allocator gave out. `predict_memory`: the same
+work on tensors without contents, for any model and any size, in no memory at all; `LiveTensors`
+does the counting there.
 
 A notebook's kernel remembers everything done before, so a function is measured in a fresh Python.
 Its parent reads, every few milliseconds, the memory that the system could not take back by
@@ -220,6 +221,22 @@ def allocator_curve(work: Callable[[], object]) -> list[int]:
     for call in sorted(calls, key=lambda e: e.start_ns()):
         curve.append(curve[-1] + call.nbytes())
     return curve
+
+
+def driver_bytes() -> int:
+    """Bytes in use on torch's current GPU, by all programs: what `nvidia-smi` shows of this card.
+
+    The card is found by its UUID, since `CUDA_VISIBLE_DEVICES` gives torch other numbers.
+    """
+    import pynvml
+
+    card = torch.cuda.get_device_properties(torch.cuda.current_device())
+    pynvml.nvmlInit()
+    try:
+        handle = pynvml.nvmlDeviceGetHandleByUUID(f"GPU-{card.uuid}")
+        return int(pynvml.nvmlDeviceGetMemoryInfo(handle).used)
+    finally:
+        pynvml.nvmlShutdown()
 
 
 def saved_bytes(work: Callable[[], torch.Tensor], parameters: Iterable[torch.Tensor] = ()) -> int:

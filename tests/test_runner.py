@@ -336,3 +336,20 @@ def test_state_survives_being_cut_off_while_written(course):
     (state.parent / ".state.json.1.part").write_text('{"half')
     assert json.loads(state.read_text())["00_a"]["status"] == "passed"
     assert "done before" in course.run("run").stdout
+
+
+def test_a_notebook_is_written_rarely_while_it_runs_and_always_at_its_end():
+    from types import SimpleNamespace
+
+    from utils.course.runner import saved_rarely
+
+    written = []
+    manager = SimpleNamespace(save=lambda **_: written.append("file"))
+    with pytest.raises(KeyboardInterrupt), saved_rarely(manager, seconds=60):
+        for _ in range(100):
+            manager.save()
+        raise KeyboardInterrupt
+    assert written == ["file"]
+    manager.save()
+    manager.save()
+    assert written == ["file"] * 3

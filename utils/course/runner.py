@@ -118,7 +118,26 @@ class CourseEngine(Engine):
         with tempfile.TemporaryDirectory(prefix="k") as runtime, open(watch.log, "wb") as log:
             os.environ["JUPYTER_RUNTIME_DIR"] = runtime
             quiet = {"TQDM_DISABLE": "1", "HF_HUB_DISABLE_PROGRESS_BARS": "1", TOKEN: watch.token}
-            client.execute(env={**os.environ, **quiet}, stdout=log, stderr=log)
+            with saved_rarely(nb_man):
+                client.execute(env={**os.environ, **quiet}, stdout=log, stderr=log)
+
+
+@contextlib.contextmanager
+def saved_rarely(nb_man: Any, seconds: float = 2.0) -> Iterator[None]:
+    """Papermill writes the whole notebook twice a cell, 40 ms each: every two seconds is enough."""
+    write, last = nb_man.save, 0.0
+
+    def save(**given: Any) -> None:
+        nonlocal last
+        if time.monotonic() - last >= seconds:
+            write(**given)
+            last = time.monotonic()
+
+    nb_man.save = save
+    try:
+        yield
+    finally:
+        nb_man.save = write  # what ends the run, well or not, is always written
 
 
 papermill_engines.register("course", CourseEngine)

@@ -9,7 +9,7 @@ VPY := .venv/Scripts/python.exe
 else
 VPY := .venv/bin/python
 endif
-COURSE := $(VPY) -m utils.course
+COURSE := $(VPY) -m course
 ARGS   := --profile $(PROFILE) $(if $(ONLY),--only "$(ONLY)") $(if $(FRESH),--fresh)
 STAMP  := .venv/.installed
 
@@ -30,7 +30,7 @@ $(STAMP): requirements.txt constraints.txt pyproject.toml
 
 setup: $(STAMP)  ## create .venv and install
 assets: setup   ## fetch the weights and data of the chosen lessons
-	@$(VPY) -m utils.assets fetch --for "$(ONLY)"
+	@$(VPY) -m course.fetch fetch --for "$(ONLY)"
 
 run: assets     ## run the course headlessly, write build/report/index.html
 	@status=0; $(COURSE) run $(ARGS) || status=$$?; [ $$status = 2 ] || $(COURSE) report $(ARGS) || status=$$?; exit $$status

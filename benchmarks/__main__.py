@@ -12,7 +12,7 @@ import time
 from typing import Any
 
 import benchmarks
-from utils import common, folders
+from utils import artifacts as folders, machine as common
 
 
 def run(names: list[str]) -> list[dict[str, Any]]:

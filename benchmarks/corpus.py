@@ -15,7 +15,7 @@ from typing import Any
 
 import numpy as np
 
-from utils import corpus, fingerprints, sources
+from stages import corpus, near_duplicates as fingerprints, sources
 
 Row = dict[str, Any]
 PROBE = """

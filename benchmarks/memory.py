@@ -5,7 +5,8 @@ import statistics
 import tempfile
 from pathlib import Path
 
-from utils.memory import measure, run_fresh
+from stages.memory import run_fresh
+from utils.machine import private_memory_name as measure
 
 MB = 1_000_000
 SIZES = (40, 640)  # megabytes on disk

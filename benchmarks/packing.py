@@ -16,8 +16,9 @@ from typing import Any
 import numpy as np
 import torch
 
-from utils.memory import measure, run_fresh
-from utils.packing import Loader, Split, open_store
+from stages.memory import run_fresh
+from utils.machine import private_memory_name as measure
+from stages.tokens import Loader, open_store, Split
 
 BLOCK, BATCH, VOCABULARY = 1024, 16, 4096
 SMALL, LARGE = 10_000_000, 1_000_000_000  # tokens
@@ -56,7 +57,7 @@ def classic_batches(corpus: Path, tokenizer: Path, block: int) -> Iterator[torch
     """The classic iterable dataset: read texts, encode them one by one, cut a buffer into blocks."""
     from transformers import AutoTokenizer
 
-    from utils.tokenization import read_texts
+    from stages.tokenizer import read_texts
 
     encode, buffer = AutoTokenizer.from_pretrained(tokenizer), []
     for text in read_texts(corpus, "train"):
@@ -156,7 +157,7 @@ def read_all(folder: str, way: str) -> int:
     import numpy as np
     import torch
 
-    from utils.packing import Loader, Split
+    from stages.tokens import Loader, Split
     torch.set_num_threads(1)
     header, facts = json.loads(Path(folder, "split.json").read_text())
     split, kept = Split(Path(folder), "train", header, **facts), []

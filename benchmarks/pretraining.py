@@ -32,10 +32,12 @@ from torch import nn
 from torch.nn import functional as F
 from transformers import AutoTokenizer
 
-from utils import folders, packing, pretraining, tokenization
-from utils.common import ROOT, build_folder, machine_facts
-from utils.packing import Loader, open_store, split_rows
-from utils.recipes import Recipe, build_model, make_optimizers, share_of_rate
+from stages import tokenizer as tokenization, tokens as packing, training as pretraining
+from utils import artifacts as folders
+from utils.errors import build_folder, ROOT
+from utils.machine import machine_facts
+from stages.tokens import Loader, open_store, split_rows
+from stages.recipe import build_model, make_optimizers, Recipe, share_of_rate
 
 ARTIFACTS = build_folder() / "artifacts" / "laptop"
 RECIPES = ROOT / "launch" / "recipes"
@@ -369,7 +371,7 @@ def record(folder: Path, results: Path = BOARD.parent) -> Path:
     begun = folders.read_json(folder / "recipe.json")
     begun["recipe"] = without_places(begun["recipe"])
     folders.write_json(path, {
-        "command": f"python -m utils.pretraining RECIPE folder={folder.name}, then benchmarks.pretraining record",
+        "command": f"python -m stages.training RECIPE folder={folder.name}, then benchmarks.pretraining record",
         "machine": machine_facts(), "commit": commit(), **begun,
         "tokens_per_second": speeds[len(speeds) // 2], "utilization": used[len(used) // 2],
         "memory": max((line["memory"] for line in kinds["validation"]), default=None),

@@ -34,7 +34,7 @@ def rows(repeats: int = 5) -> list[dict[str, Any]]:
         env = {**os.environ, "COURSE_ROOT": scratch, "COURSE_BUILD": str(root / "build")}
         python = [sys.executable, "-m"]
         commands = {
-            "ours": [*python, "utils.course", "run", "--profile", "smoke", "--fresh"],
+            "ours": [*python, "course", "run", "--profile", "smoke", "--fresh"],
             "papermill": [*python, "papermill", str(path), str(root / "out.ipynb"), "-k", "python3"],
             "jupyter execute": [*python, "jupyter", "execute", str(path)]}
         seconds = {name: [] for name in commands}

@@ -15,8 +15,8 @@ from pathlib import Path
 from typing import Any
 
 import utils  # noqa: F401  (offline, before transformers)
-from utils import tokenization
-from utils.tokenization import PATTERNS, BulkEncoder, characters_per_token
+from stages import tokenizer as tokenization
+from stages.tokenizer import BulkEncoder, characters_per_token, PATTERNS
 
 VOCABULARY = 32_768
 LEARN, ENCODE = 30_000_000, 8_000_000  # characters

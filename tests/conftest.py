@@ -37,7 +37,7 @@ class Course:
         return path
 
     def command(self, *arguments: str) -> list[str]:
-        return [sys.executable, "-m", "utils.course", *arguments, "--profile", "smoke"]
+        return [sys.executable, "-m", "course", *arguments, "--profile", "smoke"]
 
     def run(self, *arguments: str, **env: str) -> subprocess.CompletedProcess:
         done = subprocess.run(self.command(*arguments), env={**self.env, **env}, text=True,

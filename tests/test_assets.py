@@ -5,9 +5,9 @@ import zipfile
 
 import pytest
 
-from utils import assets, folders
+from utils import artifacts as folders, assets
 from utils.assets import Asset
-from utils.common import CourseError
+from utils.errors import CourseError
 
 
 def make_wheel(path, files):
@@ -60,7 +60,7 @@ def test_fetching_again_does_nothing_unless_told(toy, monkeypatch, capsys):
 
 
 def test_an_asset_that_is_not_here_names_the_command(toy):
-    with pytest.raises(CourseError, match="python -m utils.assets fetch toy"):
+    with pytest.raises(CourseError, match="python -m course fetch toy"):
         assets.asset("toy")
 
 

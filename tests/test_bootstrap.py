@@ -4,9 +4,9 @@ import sys
 
 import pytest
 
-from utils import bootstrap
-from utils.common import PACKAGE
-from utils.course.generate import TEMPLATES
+from course import bootstrap
+from utils.errors import PACKAGE
+from course.generate import TEMPLATES
 
 WHERE = "\nprint('utils from', importlib.util.find_spec('utils').origin)"
 

@@ -17,8 +17,8 @@ import numpy as np
 import pyarrow as pa
 import pytest
 
-from utils import corpus, fingerprints, sources
-from utils.common import CourseError
+from stages import corpus, near_duplicates as fingerprints, sources
+from utils.errors import CourseError
 
 LINES = "\n".join(f"value_{i} = compute_something(value_{i - 1}, {i})" for i in range(1, 60)) + "\n"
 

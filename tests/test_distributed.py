@@ -1,6 +1,6 @@
 """Processes start, fail and end as they should; every parallel form is held to one process.
 
-The forms stand in the cells of lesson 08, and it is those cells that run here: as they are, where
+The forms stand in the cells of lesson 10, and it is those cells that run here: as they are, where
 the lesson's own check must pass, and with one line broken, where it must not.
 """
 import json
@@ -20,10 +20,10 @@ import torch
 import torch.distributed as dist
 import yaml
 
-from utils.common import ROOT, CourseError
-from utils.distributed import free_port, launch, rank_device, require_world, start_method
+from utils.errors import CourseError, ROOT
+from stages.launch import free_port, launch, rank_device, require_world, start_method
 
-NOTEBOOK = ROOT / "notebooks/08_many_gpus.ipynb"
+NOTEBOOK = ROOT / "notebooks/10_many_processes.ipynb"
 SHARED = "imports model train same by-hand clock stage timed rank-bytes plain-bytes"
 DECISION = "imports ring-link decide-types decide-layouts decide"
 forks = pytest.mark.skipif(start_method().value != "fork", reason="functions of a test travel by fork")
@@ -405,7 +405,7 @@ def test_the_slurm_script_parses_and_starts_what_is_there():
 
 
 def test_the_recorded_run_of_deepspeed_agrees_with_one_process_and_its_broken_form_does_not():
-    record = json.loads((ROOT / "results/08_deepspeed.json").read_text())
+    record = json.loads((ROOT / "results/11_deepspeed.json").read_text())
     allowed = names_of("parameters").TOLERANCE
     assert {"deepspeed", "torch"} <= set(record["versions"]) and "deepspeed==" in record["command"]
     assert list(record["distance"]) == list(record["distance_with_default_clipping"]) == list("0123")

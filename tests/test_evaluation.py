@@ -4,7 +4,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from utils.evaluation import Interval, accuracy, bootstrap, difference, mcnemar
+from utils.evaluation import accuracy, bootstrap, difference, Interval, mcnemar
 
 
 def coins(share: float, size: int, seed: int) -> np.ndarray:

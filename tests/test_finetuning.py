@@ -13,10 +13,11 @@ from typing import Any
 
 import pytest
 
-from utils import finetuning
-from utils.common import PACKAGE, CourseError
-from utils.distributed import free_port, launch
-from utils.finetuning import Plan, decay_groups, documented_functions, make_loader, shared_loss, train
+from stages import classifier as finetuning
+from utils.errors import CourseError, PACKAGE
+from stages.launch import free_port, launch
+from stages.classifier import decay_groups, make_loader, Plan, shared_loss, train
+from stages.functions import documented_functions
 
 LONG = "    total = 0\n    for value in values:\n        total += value\n    return total / len(values)\n"
 
@@ -180,7 +181,7 @@ def test_main_takes_a_plan_and_leaves_losses_and_a_model(plan: Plan, reference: 
     given, told = tmp_path / "plan.json", tmp_path / "losses.json"
     given.write_text(json.dumps(asdict(replace(plan, processes=2, save=str(tmp_path / "model")))))
     command = [sys.executable, "-m", "torch.distributed.run", "--nproc_per_node", "2", "--master_port",
-               str(free_port()), "-m", "utils.finetuning", str(given), str(told)]
+               str(free_port()), "-m", "stages.classifier", str(given), str(told)]
     done = subprocess.run(command, cwd=PACKAGE.parent, capture_output=True, text=True, timeout=240,
                           env=os.environ | {"OMP_NUM_THREADS": "1"})
     assert done.returncode == 0, done.stderr[-2000:]

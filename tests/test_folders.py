@@ -4,8 +4,8 @@ import json
 
 import pytest
 
-from utils import folders
-from utils.common import CourseError
+from utils import artifacts as folders
+from utils.errors import CourseError
 
 
 def fill(folder):

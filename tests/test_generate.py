@@ -5,7 +5,7 @@ import nbformat
 import pytest
 from conftest import PARAMETERS
 
-from utils.course import generate
+from course import generate
 
 
 @pytest.fixture
@@ -58,7 +58,7 @@ def test_tables_and_lists_begin_a_paragraph(two):
 
 
 def test_recorded_runs_become_the_cost_card(two):
-    from utils import folders
+    from utils import artifacts as folders
 
     (two.root / "results").mkdir()
     cost = {"seconds": 61, "peak_bytes": 1_234_000_000, "disk_bytes": 0, "machine": "2 cores"}

@@ -4,8 +4,8 @@ import json
 import pytest
 
 from utils import lesson as module
-from utils.common import CourseError
-from utils.lesson import RECORD_TYPE, Lesson
+from utils.errors import CourseError
+from utils.lesson import Lesson, RECORD_TYPE
 
 
 @pytest.fixture
@@ -18,7 +18,7 @@ def shown(monkeypatch):
 @pytest.fixture
 def lesson(tmp_path, monkeypatch, shown):
     monkeypatch.setenv("COURSE_BUILD", str(tmp_path))
-    return Lesson("05", "smoke", 1)
+    return Lesson("07", "smoke", 1)
 
 
 def publish(lesson, name="thing", text="a", **settings):
@@ -59,23 +59,23 @@ def test_tuples_and_lists_are_the_same_setting(lesson):
 def test_another_seed_is_refused(lesson):
     publish(lesson)
     with pytest.raises(CourseError, match="was made with seed=1, not 2"):
-        Lesson("06", "smoke", 2).need("thing")
+        Lesson("08", "smoke", 2).need("thing")
 
 
 def test_a_changed_input_makes_an_artifact_stale(lesson):
     publish(lesson, "corpus")
-    later = Lesson("06", "smoke", 1)
+    later = Lesson("08", "smoke", 1)
     later.need("corpus")
     publish(later, "tokenizer")
     later.need("tokenizer")
     publish(lesson, "corpus", text="other")
     with pytest.raises(CourseError, match="was made from another 'corpus'"):
-        Lesson("07", "smoke", 1).need("tokenizer")
+        Lesson("09", "smoke", 1).need("tokenizer")
 
 
 def test_an_unknown_profile_is_a_course_error():
     with pytest.raises(CourseError, match="unknown profile 'smok'"):
-        Lesson("05", "smok")
+        Lesson("07", "smok")
 
 
 def test_a_figure_is_shown_and_stored(lesson, shown):
@@ -106,11 +106,11 @@ def test_verdicts(lesson, shown, answer, verdict):
 def test_wrong_answers_are_judged_and_the_solution_put_back(lesson, shown):
     space = ask(lesson, CHECK.format(2), ...)
     space["answer"] = double = lambda x: 2 * x
-    lesson.solution("05.1", wrong={"answer": [lambda x: x, lambda x: x + 3]})
+    lesson.solution("07.1", wrong={"answer": [lambda x: x, lambda x: x + 3]})
     assert [s[RECORD_TYPE]["verdict"] for s in shown] == ["not attempted", "pass", "fail", "fail"]
     assert space["answer"] is double
 
 
 def test_a_solution_without_a_check_says_so(lesson):
     with pytest.raises(CourseError, match="has no check yet"):
-        lesson.solution("05.9")
+        lesson.solution("07.9")

@@ -12,8 +12,8 @@ import pytest
 import torch
 from torch.utils.checkpoint import checkpoint
 
-from utils import memory
-from utils.common import CourseError
+from stages import memory
+from utils.errors import CourseError
 
 MB = 1_000_000
 linux = pytest.mark.skipif(memory.measure() != "RssAnon", reason="RssAnon is Linux's")

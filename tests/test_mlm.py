@@ -13,8 +13,9 @@ from tokenizers.processors import TemplateProcessing
 from transformers import (BertConfig, BertForMaskedLM, HfArgumentParser, PreTrainedTokenizerFast, TrainerCallback,
                           TrainingArguments)
 
-from utils.common import CourseError
-from utils.mlm import IGNORE, MaskedLines, Masking, SparseMaskedLM, TextArguments, run, score
+from utils.errors import CourseError
+from stages.mlm import (IGNORE, MaskedLines, Masking, run, score, SparseMaskedLM,
+                        TextArguments)
 
 PIECES = ["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]", "read", "##s", "a", "file", "write", "##r", "name"]
 LINES = ["reads a file", "writer reads a name", "a name", "write a file name", "read", "files reads writer"]
@@ -163,7 +164,7 @@ def test_weights_are_saved_before_they_are_measured(tmp_path: Path, tokenizer, m
     def broken(*given) -> None:
         raise RuntimeError("while measuring")
 
-    monkeypatch.setattr("utils.mlm.score", broken)
+    monkeypatch.setattr("stages.mlm.score", broken)
     with pytest.raises(RuntimeError, match="while measuring"):
         run(*settings(tmp_path, tokenizer))
     assert (tmp_path / "out" / "model.safetensors").exists()

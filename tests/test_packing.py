@@ -1,4 +1,4 @@
-"""Each test tries to break one promise of utils/packing.py or utils/shuffle.py."""
+"""Each test tries to break one promise of stages/tokens.py or stages/tokens.py."""
 from __future__ import annotations
 
 import itertools
@@ -13,12 +13,12 @@ import pytest
 import torch
 from torch.utils.data import DataLoader
 
-from utils import packing, tokenization
-from utils.common import ROOT, CourseError
-from utils.folders import sealed
-from utils.memory import run_fresh
-from utils.packing import Loader, open_store, restart_positions, split_rows
-from utils.shuffle import permute
+from stages import tokenizer as tokenization, tokens as packing
+from utils.errors import CourseError, ROOT
+from utils.artifacts import sealed
+from stages.memory import run_fresh
+from stages.tokens import Loader, open_store, restart_positions, split_rows
+from stages.tokens import permute
 
 SOURCES = [path.read_text(encoding="utf-8") for path in sorted((ROOT / "utils").glob("*.py"))]
 BLOCK = 64
@@ -292,8 +292,8 @@ def private_growth(path: str, tokens: int) -> int:
     """Bytes of private memory that walking through a store of so many tokens costs."""
     from pathlib import Path
 
-    from utils.memory import memory_of
-    from utils.packing import Loader, Split
+    from utils.machine import memory_of
+    from stages.tokens import Loader, Split
     folder = Path(path)
     header = {"dtype": "<u2", "block": 1024, "shard_blocks": 2**18}
     split = Split(folder, "train", header, tokens, 1, tokens, ["train-00000.bin"])
@@ -333,7 +333,7 @@ def test_positions_restart_at_every_end():
 
 
 def test_restarted_positions_isolate_documents_in_a_model():
-    """The claim of lesson 06: exact without cache and mask, and broken with either."""
+    """The claim of lesson 08: exact without cache and mask, and broken with either."""
     from transformers import LlamaConfig, LlamaForCausalLM
     torch.manual_seed(0)
     model = LlamaForCausalLM(LlamaConfig(vocab_size=50, hidden_size=32, intermediate_size=32,

@@ -1,4 +1,4 @@
-"""Each test tries to break one promise of utils/recipes.py, checkpoints.py or pretraining.py."""
+"""Each test tries to break one promise of stages/recipe.py, checkpoints.py or pretraining.py."""
 from __future__ import annotations
 
 import errno
@@ -12,13 +12,17 @@ import sys
 import pytest
 import torch
 
-from tests.stand_in_hub import StandInHub
-from utils import checkpoints, folders, packing, pretraining, tokenization
-from utils.common import ROOT, CourseError, set_seed
-from utils.packing import Loader, open_store, split_rows
-from utils.pretraining import Pretraining, main, perplexity, pretrain, sum_losses
-from utils.recipes import (Recipe, build_model, flops_per_token, make_optimizers, share_of_rate,
-                           sort_parameters)
+from stages.stand_in_hub import StandInHub
+from stages import (checkpoints, tokenizer as tokenization, tokens as packing,
+                    training as pretraining)
+from utils import artifacts as folders
+from utils.errors import CourseError, ROOT
+from utils.machine import set_seed
+from stages.tokens import Loader, open_store, split_rows
+from stages.training import main, pretrain, Pretraining, sum_losses
+from utils.evaluation import perplexity
+from stages.recipe import (build_model, flops_per_token, make_optimizers, Recipe,
+                           share_of_rate, sort_parameters)
 
 torch.set_num_threads(1)
 BLOCK = 32
@@ -453,7 +457,7 @@ def launch(recipe, *more, processes=2, **env):
     rest = "\n".join(f"{k} = {json.dumps(v)}" for k, v in vars(recipe).items() if k != "model")
     path.write_text(f"{rest}\n[model]\n{model}\n")
     start = ["-m", "torch.distributed.run", "--standalone", f"--nproc_per_node={processes}"]
-    done = subprocess.run([sys.executable, *(start if processes > 1 else []), "-m", "utils.pretraining",
+    done = subprocess.run([sys.executable, *(start if processes > 1 else []), "-m", "stages.training",
                            str(path), *more], cwd=ROOT, capture_output=True, text=True, timeout=120,
                           env={**os.environ, "OMP_NUM_THREADS": "1", **env})
     assert done.returncode == 0, done.stderr[-2000:]

@@ -5,7 +5,7 @@ import nbformat
 import pytest
 from conftest import PARAMETERS, lesson_cell
 
-from utils.course import record
+from course import report as record
 
 pytestmark = pytest.mark.slow
 
@@ -47,6 +47,6 @@ def test_keep_writes_costs_with_machine_commit_and_command(course):
 
 @pytest.mark.parametrize("seconds, said", [(0.4, "10 s"), (90, "90 s"), (91, "2 min")])
 def test_costs_are_rounded_up(seconds, said):
-    from utils.course.generate import say_seconds
+    from course.generate import say_seconds
 
     assert say_seconds(seconds) == said

@@ -12,7 +12,7 @@ import psutil
 import pytest
 from conftest import PARAMETERS, Course, lesson_cell
 
-from utils.course.guard import TOKEN
+from course.guard import TOKEN
 
 PUBLISH = 'with lesson.publish("thing", size=3) as folder:\n    (folder / "a.txt").write_text("a")'
 
@@ -187,7 +187,7 @@ def test_two_runs_at_once_are_refused(course):
 
 def test_a_cell_has_a_time_limit(course, monkeypatch):
     from utils import profiles
-    from utils.course import runner
+    from course import runner
 
     path = course.add("00_a.ipynb", PARAMETERS, "import time; time.sleep(60)")
     hurried = profiles.Profile("smoke", "", cell_seconds=2, notebook_seconds=90)
@@ -198,7 +198,7 @@ def test_a_cell_has_a_time_limit(course, monkeypatch):
 
 def test_a_notebook_has_a_time_limit(course):
     from utils import profiles
-    from utils.course import runner
+    from course import runner
 
     path = course.add("00_a.ipynb", PARAMETERS, *["import time; time.sleep(1.5)"] * 9)
     hurried = profiles.Profile("smoke", "", cell_seconds=60, notebook_seconds=3)
@@ -312,7 +312,7 @@ def test_a_read_only_disk_is_one_message(course, small_disk):
 def test_without_a_kernel_the_message_says_what_to_install(monkeypatch, capsys):
     import importlib.util
 
-    from utils.course import __main__ as command
+    from course import __main__ as command
 
     monkeypatch.setattr(importlib.util, "find_spec", lambda name: None)
     assert command.main(["run", "--profile", "smoke"]) == 2
@@ -341,7 +341,7 @@ def test_state_survives_being_cut_off_while_written(course):
 def test_a_notebook_is_written_rarely_while_it_runs_and_always_at_its_end():
     from types import SimpleNamespace
 
-    from utils.course.runner import saved_rarely
+    from course.runner import saved_rarely
 
     written = []
     manager = SimpleNamespace(save=lambda **_: written.append("file"))

@@ -5,8 +5,8 @@ from dataclasses import replace
 
 import pytest
 
-from utils import scaling
-from utils.scaling import MACHINES, Layout, Shape
+from stages import planner as scaling
+from stages.planner import Layout, MACHINES, Shape
 
 GPT2 = Shape(124e6, 12, 768, 1024, 50257)
 LARGE = Shape(70e9, 80, 8192, 4096, 128_000)

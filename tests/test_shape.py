@@ -5,7 +5,7 @@ import nbformat
 import pytest
 import shape
 
-from utils.notebooks import select
+from course.notebooks import select
 
 PROSE = "Some words that say what is to be seen and why it matters to anybody who reads on. "
 
@@ -27,7 +27,7 @@ def good():
     text = lambda source, *tags: cell(source, *tags, kind="markdown")
     cells = [text("# 05 · A lesson", "header"), cell("pass", "bootstrap"),
              cell('PROFILE = "auto"\nSEED = 42', "parameters"),
-             cell('lesson = Lesson("05", PROFILE, SEED)', outputs=[stream("lesson 05")]),
+             cell('lesson = Lesson("07", PROFILE, SEED)', outputs=[stream("lesson 07")]),
              text("## 1. A section\n\n![a curve that falls](images/x.svg)\n" + PROSE * 10),
              cell('print("seen")', outputs=[stream("seen")])]
     for k in (1, 2, 3):
@@ -89,7 +89,7 @@ BAD = {
     "remote code": (change(5, source="load(trust_remote_code=True)"), "trust_remote_code"),
     "two exercises": (lambda n: n.cells.__delitem__(slice(6, 10)), "fewer than three"),
     "no check": (lambda n: n.cells.__delitem__(8), "starter, check, solution"),
-    "no task": (change(6, source="### Exercise 05.9"), "no task headed"),
+    "no task": (change(6, source="### Exercise 07.9"), "no task headed"),
     "open solution": (lambda n: n.cells[9].metadata.pop("jupyter"), "is not folded"),
     "unchecked solution": (change(9, source="answer = 1"), "not checked"),
 }
@@ -114,12 +114,12 @@ def test_every_lesson_has_the_shape_of_one(path):
 
 @pytest.mark.parametrize("path", select(), ids=lambda p: p.stem)
 def test_committed_figures_are_those_expected(path):
-    from utils.course.verdicts import problems_of
+    from course.verdicts import problems_of
 
     assert problems_of(path, "laptop", strict=True) == []
 
 
 def test_nothing_generated_is_stale():
-    from utils.course.generate import stale
+    from course.generate import stale
 
     assert stale() == []

@@ -4,7 +4,7 @@ from pathlib import Path
 
 import pytest
 
-from utils.common import PACKAGE
+from utils.errors import PACKAGE
 
 FLOORS = {"__init__": 0, "common": 0, "bootstrap": 0, "profiles": 1, "folders": 1, "notebooks": 1, "memory": 1, "fingerprints": 1,
           "sources": 1, "assets": 2, "lesson": 2, "packing": 4, "finetuning": 4, "pretraining": 5, "course": 6}  # 3: the other rooms
@@ -24,7 +24,7 @@ def imports(path: Path) -> set[str]:
     found = set()
     for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
         if isinstance(node, ast.ImportFrom) and (node.module or "").split(".")[0] == "utils":
-            whole = node.module in ("utils", "utils.course")
+            whole = node.module in ("utils", "course")
             found |= {f"{node.module}.{a.name}" for a in node.names} if whole else {node.module}
         elif isinstance(node, ast.Import):
             found |= {a.name for a in node.names if a.name.split(".")[0] == "utils"}

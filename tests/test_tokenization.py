@@ -1,4 +1,4 @@
-"""Each test tries to break one promise of utils/tokenization.py."""
+"""Each test tries to break one promise of stages/tokenizer.py."""
 from __future__ import annotations
 
 import os
@@ -11,12 +11,12 @@ import pyarrow as pa
 import pyarrow.parquet as parquet
 import pytest
 
-from utils import tokenization
-from utils.common import ROOT, CourseError
-from utils.tokenization import END, PAD, PATTERNS, BulkEncoder
+from stages import tokenizer as tokenization
+from utils.errors import CourseError, ROOT
+from stages.tokenizer import BulkEncoder, END, PAD, PATTERNS
 
 sys.path.insert(0, str(ROOT / "tests"))
-from stand_in_hub import TOKEN, StandInHub  # noqa: E402
+from stages.stand_in_hub import TOKEN, StandInHub  # noqa: E402
 
 SOURCES = [path.read_text(encoding="utf-8") for path in sorted((ROOT / "utils").glob("*.py"))]
 

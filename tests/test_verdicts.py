@@ -4,7 +4,7 @@ import math
 import nbformat
 import pytest
 
-from utils.course import verdicts
+from course import verdicts
 from utils.lesson import RECORD_TYPE
 
 

@@ -1,11 +1,14 @@
-"""The course's shared code, one room per stage; a room imports only from floors below it."""
+"""What every lesson imports: the machine, the lesson, what is shown, artifacts and assets."""
+
 import os
 
-# Set before any library reads them. Offline is the default: without it a single
+# These are set before any library reads them. Offline is the default, because without it a single
 # `from_pretrained("gpt2")` on a machine without a network hangs for most of a minute.
 if os.environ.get("COURSE_ASSETS", "packaged") != "hub":
     os.environ.setdefault("HF_HUB_OFFLINE", "1")
 os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
 os.environ.setdefault("HF_HUB_DISABLE_TELEMETRY", "1")
-os.environ.setdefault("PYTORCH_NVML_BASED_CUDA_CHECK", "1")  # to ask for a GPU must not forbid a fork
-os.environ.setdefault("CUDA_DEVICE_ORDER", "PCI_BUS_ID")  # so that the driver's card 0 is torch's
+# To ask whether there is a GPU must not make a CUDA context: a kernel that has one cannot be forked.
+os.environ.setdefault("PYTORCH_NVML_BASED_CUDA_CHECK", "1")
+# The driver's card 0 must be torch's card 0.
+os.environ.setdefault("CUDA_DEVICE_ORDER", "PCI_BUS_ID")

@@ -1,14 +1,15 @@
-"""Floor 3: a score with its interval, and whether a difference is one.
+"""A score with its interval, and whether a difference is one.
 
 The bootstrap draws the test set again, with replacement, many times: what the score does then is
 what it would do on other test sets of this size. Two models are drawn with the *same* rows each
 time, because they were asked the same questions.
 """
+
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from math import comb
 from typing import Any
 
 import numpy as np
@@ -42,33 +43,45 @@ def accuracy(labels: Sequence[Any], predictions: Sequence[Any]) -> float:
     return float(np.mean(np.asarray(labels) == np.asarray(predictions)))
 
 
-def bootstrap(statistic: Statistic, *columns: Sequence[Any], repeats: int = 1_000, seed: int = 0,
-              level: float = 0.95) -> Interval:
+def bootstrap(
+    statistic: Statistic,
+    *columns: Sequence[Any],
+    repeats: int = 1_000,
+    seed: int = 0,
+    level: float = 0.95,
+) -> Interval:
     """The statistic of these columns, with the percentile interval of the bootstrap.
 
     >>> print(bootstrap(accuracy, [1, 0] * 50, [1, 1] * 50))
     0.500 [0.400, 0.600]
     """
-    held = [np.asarray(column) for column in columns]
-    sizes = {len(column) for column in held}
+    arrays = [np.asarray(column) for column in columns]
+    sizes = {len(array) for array in arrays}
     if len(sizes) != 1 or 0 in sizes:
         raise ValueError(f"columns of one length above zero are needed, not of {sorted(sizes)}")
-    noise, size = np.random.default_rng(seed), sizes.pop()
-    drawn = []
+    noise = np.random.default_rng(seed)
+    size = sizes.pop()
+    values = []
     for _ in range(repeats):
         rows = noise.integers(size, size=size)
-        drawn.append(statistic(*(column[rows] for column in held)))
-    low, high = np.quantile(drawn, [(1 - level) / 2, (1 + level) / 2])
-    return Interval(float(statistic(*held)), float(low), float(high))
+        values.append(statistic(*(array[rows] for array in arrays)))
+    low, high = np.quantile(values, [(1 - level) / 2, (1 + level) / 2])
+    return Interval(float(statistic(*arrays)), float(low), float(high))
 
 
-def difference(statistic: Statistic, labels: Sequence[Any], ours: Sequence[Any],
-               theirs: Sequence[Any], **options: Any) -> Interval:
+def difference(
+    statistic: Statistic,
+    labels: Sequence[Any],
+    ours: Sequence[Any],
+    theirs: Sequence[Any],
+    **options: Any,
+) -> Interval:
     """What ours has over theirs on the same rows, with its interval.
 
     >>> difference(accuracy, [1] * 40, [1] * 40, [1, 0] * 20).beyond_noise
     True
     """
+
     def gap(labels: np.ndarray, ours: np.ndarray, theirs: np.ndarray) -> float:
         return statistic(labels, ours) - statistic(labels, theirs)
 
@@ -83,10 +96,29 @@ def mcnemar(ours_right: Sequence[bool], theirs_right: Sequence[bool]) -> float:
     >>> mcnemar([True] * 9 + [False], [False] * 9 + [True])
     0.021484375
     """
-    ours, theirs = np.asarray(ours_right, dtype=bool), np.asarray(theirs_right, dtype=bool)
+    ours = np.asarray(ours_right, dtype=bool)
+    theirs = np.asarray(theirs_right, dtype=bool)
     if ours.shape != theirs.shape:
         raise ValueError(f"the same rows are needed: {ours.shape} against {theirs.shape}")
-    won, lost = int((ours & ~theirs).sum()), int((theirs & ~ours).sum())
-    tosses, fewer = won + lost, min(won, lost)
-    tail = sum(comb(tosses, k) for k in range(fewer + 1))
-    return min(1.0, 2 * tail / 2**tosses)
+    won = int((ours & ~theirs).sum())
+    lost = int((theirs & ~ours).sum())
+    tail = sum(math.comb(won + lost, count) for count in range(min(won, lost) + 1))
+    return min(1.0, 2 * tail / 2 ** (won + lost))
+
+
+def perplexity(loss: float) -> float:
+    """The exponential of a loss; infinite where a float ends, and not an error.
+
+    >>> perplexity(0.0), perplexity(1e4)
+    (1.0, inf)
+    """
+    return math.inf if loss > 709 else math.exp(loss)
+
+
+def bits_per_byte(loss: float, tokens: int, size: int) -> float:
+    """A mean loss in nats a token, as bits for each byte of the text that the tokens spell.
+
+    >>> bits_per_byte(math.log(2), tokens=50, size=100)
+    0.5
+    """
+    return loss * tokens / size / math.log(2)

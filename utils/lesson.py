@@ -1,11 +1,16 @@
-"""Floor 2: `Lesson`, the one object a notebook holds: profile, artifacts, figures, exercises.
+"""`Lesson`, the one object a notebook holds: profile, artifacts, figures, exercises.
 
 Figures and verdicts are stored in the notebook's own outputs, under a media type of their own, so
 that the executed notebook is the record and nothing beside it can disagree.
 """
+
 from __future__ import annotations
 
+import html
 import json
+import os
+import subprocess
+import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -13,12 +18,22 @@ from typing import Any
 
 from IPython.display import display
 
-from utils import common, folders
-from utils.common import CourseError
-from utils.notebooks import maker_of
+from utils import artifacts, machine
+from utils.errors import ROOT, CourseError, build_folder
 from utils.profiles import choose_profile
+from utils.show import format_bytes, format_figure
 
 RECORD_TYPE = "application/vnd.course.record+json"
+# Which lesson publishes which artifact; a test holds this to the notebooks themselves.
+PUBLISHED_BY = {
+    "corpus": "03",
+    "tokenizer": "07",
+    "tokens": "08",
+    "pretrained": "09",
+    "sentiment": "13",
+    "sentiment-model": "13",
+    "instruct-adapter": "17",
+}
 WHO = {"answer": "your answer", "solution": "the solution", "wrong answer": "a wrong answer"}
 MARKS = {"pass": "✅", "fail": "❌", "not attempted": "○"}
 
@@ -26,34 +41,40 @@ MARKS = {"pass": "✅", "fail": "❌", "not attempted": "○"}
 class Lesson:
     """What a notebook holds in its hand.
 
-    >>> lesson = Lesson("05", "smoke", 42)                      # doctest: +SKIP
+    >>> lesson = Lesson("07", "smoke", 42)                      # doctest: +SKIP
     """
 
     def __init__(self, number: str, profile: str = "auto", seed: int = 42) -> None:
         import torch
 
-        self.number, self.seed = number, seed
-        self.profile, why = choose_profile(profile)
-        self.device = common.choose_device()
-        self.threads = common.choose_threads(self.profile.threads)
+        self.number = number
+        self.seed = seed
+        self.profile, reason = choose_profile(profile)
+        self.device = machine.choose_device()
+        machine.hide_unusable_gpus(self.device)
+        self.threads = machine.choose_threads(self.profile.threads)
         torch.set_num_threads(self.threads.value)
-        self.dtype = common.choose_dtype(self.device.value)
+        self.dtype = machine.choose_dtype(self.device.value)
         self._inputs: dict[str, str] = {}
         self._checks: dict[str, Callable[[], None]] = {}
-        common.set_seed(seed)
-        facts = common.machine_facts()
-        versions = [f"{name} {facts[name]}" for name in ("python", "torch", "transformers", "datasets")]
-        print(f"lesson {number} | profile {self.profile.name} ({why}) | seed {seed}",
-              " | ".join(versions), f"device {self.device}", f"dtype {self.dtype}",
-              f"threads {self.threads}", sep="\n")
+        machine.set_seed(seed)
+        facts = machine.machine_facts()
+        libraries = ("python", "torch", "transformers", "datasets")
+        print(f"lesson {number} | profile {self.profile.name} ({reason}) | seed {seed}")
+        print(" | ".join(f"{name} {facts[name]}" for name in libraries))
+        print(f"device {self.device}")
+        print(f"dtype {self.dtype}")
+        print(f"threads {self.threads}")
 
     def pick(self, **sizes: Any) -> Any:
         """The value for this profile: `lesson.pick(smoke=200, laptop=5_000)`."""
         return self.profile.pick(**sizes)
 
+    # artifacts --------------------------------------------------------------------------------------
+
     def folder(self, name: str) -> Path:
         """Where this profile keeps an artifact."""
-        return common.build_folder() / "artifacts" / self.profile.name / name
+        return build_folder() / "artifacts" / self.profile.name / name
 
     @contextmanager
     def publish(self, name: str, **settings: Any) -> Iterator[Path]:
@@ -62,46 +83,89 @@ class Lesson:
         >>> with lesson.publish("tokenizer", vocabulary=4096) as folder:    # doctest: +SKIP
         ...     tokenizer.save_pretrained(folder)
         """
-        facts = {"name": name, "lesson": self.number, "settings": {**settings, "seed": self.seed},
-                 "inputs": dict(self._inputs)}
-        with folders.sealed(self.folder(name), facts) as folder:
+        settings["seed"] = self.seed
+        facts = {"name": name, "lesson": self.number, "settings": settings, "inputs": dict(self._inputs)}
+        with artifacts.sealed(self.folder(name), facts) as folder:
             yield folder
-        made = folders.read_manifest(self.folder(name))
-        print(f"published {name}: {len(made['files'])} files, {common.format_bytes(made['bytes'])}, "
-              f"hash {made['hash']}")
+        made = artifacts.read_manifest(self.folder(name)) or artifacts.BROKEN
+        size = format_bytes(made["bytes"])
+        print(f"published {name}: {len(made['files'])} files, {size}, hash {made['hash']}")
 
-    def need(self, name: str, **settings: Any) -> Path:
-        """The folder of an artifact, checked byte for byte, or an error that says how to make it."""
-        folder, maker = self.folder(name), maker_of(name) or "NN"
-        manifest = folders.read_manifest(folder)
-        wrong = "is not there" if manifest is None else (
-            folders.damage(folder, manifest) or self._stale(manifest, settings))
-        if wrong:
-            raise CourseError(f"the artifact {name!r} {wrong}", folder,
-                              f"run lesson {maker}: make run ONLY={maker} PROFILE={self.profile.name}")
+    def need(self, name: str, make: bool = True, **settings: Any) -> Path:
+        """The folder of an artifact; one that is missing is made first, by running its lesson.
+
+        Settings given here must be those it was made with. What is damaged, or made from other
+        inputs than today's, is an error that names the command: it is never replaced in silence.
+        """
+        folder = self.folder(name)
+        if artifacts.read_manifest(folder) is None and make and "COURSE_RUN" not in os.environ:
+            self._make(name)
+        problem = self._problem(name, settings)
+        if problem:
+            maker = PUBLISHED_BY.get(name, "NN")
+            way = f"run lesson {maker}: make run ONLY={maker} PROFILE={self.profile.name}"
+            raise CourseError(f"the artifact {name!r} {problem}", folder, way)
+        manifest = artifacts.read_manifest(folder) or artifacts.BROKEN
         self._inputs[name] = manifest["hash"]
         return folder
 
-    def _stale(self, manifest: dict, settings: dict) -> str:
-        """How an artifact's settings or inputs differ from today's, in words."""
+    def _problem(self, name: str, settings: dict[str, Any]) -> str:
+        """What is wrong with an artifact, in words; nothing if it can be used."""
+        manifest = artifacts.read_manifest(self.folder(name))
+        if manifest is None:
+            return "is not there"
+        broken = artifacts.damage(self.folder(name), manifest)
+        if broken:
+            return f"is damaged: {broken}"
         for key, wanted in {**settings, "seed": self.seed}.items():
             made = manifest["settings"].get(key)
             if json.loads(json.dumps(wanted)) != made:
                 return f"was made with {key}={made!r}, not {wanted!r}"
+        return self._stale(manifest)
+
+    def _stale(self, manifest: dict[str, Any]) -> str:
+        """Which input of an artifact, or of its inputs, is another one today."""
         for source, made_from in manifest["inputs"].items():
-            current = folders.read_manifest(self.folder(source))
+            current = artifacts.read_manifest(self.folder(source))
             if current is None or current["hash"] != made_from:
                 return f"was made from another {source!r} than today's"
+            older = self._stale(current)
+            if older:
+                return f"was made from {source!r}, which {older}"
         return ""
+
+    def _make(self, name: str) -> None:
+        """Run the lesson that publishes an artifact, in this interpreter and at this profile."""
+        maker = PUBLISHED_BY.get(name)
+        if maker is None:
+            return
+        profile = self.profile.name
+        print(f"the artifact {name!r} is not there: running lesson {maker} at profile {profile}, "
+              f"{_recorded_time(maker, profile)}", flush=True)
+        command = [sys.executable, "-m", "course", "run", "--only", maker]
+        command += ["--profile", profile, "--seed", str(self.seed)]
+        child = subprocess.Popen(command, cwd=Path(__file__).parent.parent, stdout=subprocess.PIPE,
+                                 stderr=subprocess.STDOUT, text=True, encoding="utf-8")
+        try:
+            for line in child.stdout or ():
+                print(line, end="", flush=True)
+            child.wait()
+        finally:
+            child.terminate()
+
+    # figures ----------------------------------------------------------------------------------------
 
     def record(self, name: str, value: float, unit: str = "", source: float | None = None,
                source_name: str = "the classic text") -> None:
-        """Show a figure and store it, to be held against `expected/` and the sources' figure."""
-        shown = f"{name}: {format_figure(value)} {unit}".rstrip()
+        """Note a figure, to be held against `expected/`, beside the figure of a source if there is one."""
+        text = f"{name}: {format_figure(value)} {unit}".rstrip()
         if source is not None:
-            shown += f"   ({source_name}: {format_figure(source)})"
-        emit(shown, {"kind": "figure", "name": name, "value": float(value), "unit": unit,
-                     "source": source, "source_name": source_name if source is not None else ""})
+            text += f"   ({source_name}: {format_figure(source)})"
+        record = {"kind": "figure", "name": name, "value": float(value), "unit": unit, "source": source,
+                  "source_name": source_name if source is not None else ""}
+        emit(text, record, quiet=True)
+
+    # exercises --------------------------------------------------------------------------------------
 
     def exercise(self, name: str) -> Callable[[Callable[[], None]], Callable[[], None]]:
         """Decorate the check of an exercise: it runs at once and says how the answer does.
@@ -109,36 +173,44 @@ class Lesson:
         A check is a function of no arguments with `assert condition, "a hint"` in it. An answer
         that is still `...`, or raises `NotImplementedError`, is "not attempted".
         """
+
         def remember(check: Callable[[], None]) -> Callable[[], None]:
             self._checks[name] = check
-            self._judge(name, "answer")
+            self._judge(name, "answer", {})
             return check
+
         return remember
 
-    def solution(self, name: str, wrong: dict[str, Any] | None = None) -> None:
-        """Check the solution just defined, and that each `wrong` answer in its place is refused."""
-        self._judge(name, "solution")
-        for answer, values in (wrong or {}).items():
+    def solution(self, name: str) -> None:
+        """Hold the solution just defined to the check of its exercise."""
+        self._judge(name, "solution", {})
+
+    def refuse(self, name: str, **wrong: Any) -> None:
+        """Put wrong answers in the place of an answer, one at a time: the check must refuse each."""
+        for answer, values in wrong.items():
             for value in values if isinstance(values, list) else [values]:
                 self._judge(name, "wrong answer", {answer: value})
 
-    def _judge(self, name: str, which: str, instead: dict[str, Any] | None = None) -> None:
+    def _judge(self, name: str, which: str, instead: dict[str, Any]) -> None:
         """Run a check, show the verdict, store it."""
         if name not in self._checks:
             raise CourseError(f"exercise {name!r} has no check yet", fix="run its check cell first")
-        verdict, hint = run_check(self._checks[name], instead or {})
-        said = {"pass": "passes", "fail": hint, "not attempted": "not attempted yet"}[verdict]
-        shown = f"{MARKS[verdict]} exercise {name}, {WHO[which]}: {said}"
-        if instead and verdict == "fail":
-            shown = f"✓ exercise {name}, a wrong {' and '.join(instead)} is refused: {hint}"
-        emit(shown, {"kind": "exercise", "name": name, "which": which, "verdict": verdict,
-                     "hint": hint})
+        verdict, hint = run_check(self._checks[name], instead)
+        if which == "wrong answer" and verdict == "fail":
+            text = f"✓ exercise {name}, a wrong {' and '.join(instead)} is refused: {hint}"
+        else:
+            said = {"pass": "passes", "fail": hint, "not attempted": "not attempted yet"}[verdict]
+            text = f"{MARKS[verdict]} exercise {name}, {WHO[which]}: {said}"
+        emit(text, {"kind": "exercise", "name": name, "which": which, "verdict": verdict, "hint": hint})
 
 
 def run_check(check: Callable[[], None], instead: dict[str, Any]) -> tuple[str, str]:
     """Run a check with some names of its notebook replaced: the verdict and the hint."""
     names = check.__globals__
-    kept = {name: names[name] for name in instead}
+    unknown = [name for name in instead if name not in names]
+    if unknown:
+        raise CourseError(f"the notebook has no {unknown[0]!r} to replace", check.__name__, "mend the name")
+    originals = {name: names[name] for name in instead}
     names.update(instead)
     try:
         if any(names.get(name) is ... for name in check.__code__.co_names):
@@ -152,20 +224,21 @@ def run_check(check: Callable[[], None], instead: dict[str, Any]) -> tuple[str, 
     except Exception as error:  # an answer may do anything: tell the reader, go on
         return "fail", f"{type(error).__name__}: {error}"
     finally:
-        names.update(kept)
+        names.update(originals)
 
 
-def emit(text: str, record: dict[str, Any]) -> None:
-    """Show one line of text, and store the record behind it in the cell's output."""
-    display({"text/plain": text, RECORD_TYPE: record}, raw=True)
+def emit(text: str, record: dict[str, Any], quiet: bool = False) -> None:
+    """Show one line of text, small if it is quiet, and store the record behind it in the cell's output."""
+    data: dict[str, Any] = {"text/plain": text, RECORD_TYPE: record}
+    if quiet:
+        data["text/html"] = f'<small style="opacity:0.6">{html.escape(text)}</small>'
+    display(data, raw=True)
 
 
-def format_figure(value: float) -> str:
-    """Four significant digits, thousands apart.
-
-    >>> format_figure(1529600000), format_figure(3.62104), format_figure(0.81)
-    ('1,529,600,000', '3.621', '0.81')
-    """
-    if float(value).is_integer() and abs(value) < 1e15:
-        return f"{int(value):,}"
-    return f"{value:,.1f}" if abs(value) >= 1000 else f"{value:.4g}"
+def _recorded_time(number: str, profile: str) -> str:
+    """How long a lesson took where it was recorded."""
+    held = artifacts.read_json(ROOT / "results" / f"{profile}.json") or {}
+    cost = held.get("notebooks", {}).get(number)
+    if cost is None:
+        return "which nobody has timed at this profile yet"
+    return f"about {cost['seconds']:.0f} s on {cost['machine']}"

@@ -1,8 +1,9 @@
-"""Floor 1: the four places the course runs in. A profile changes sizes only, never the lesson.
+"""The four places the course runs in. A profile changes sizes only, never the lesson.
 
 >>> SMOKE.pick(smoke=200, laptop=2_000), LAPTOP.pick(smoke=200), GPU.pick(smoke=200, laptop=2_000)
 (200, 200, 2000)
 """
+
 from __future__ import annotations
 
 import difflib
@@ -10,7 +11,8 @@ import os
 from dataclasses import dataclass
 from typing import Any
 
-from utils.common import CourseError, gpu_memory, why_no_cuda
+from utils.errors import CourseError
+from utils.machine import visible_cards, why_no_cuda
 
 
 @dataclass(frozen=True)
@@ -19,24 +21,29 @@ class Profile:
 
     name: str
     machine: str
-    cell_seconds: int  # one cell may run this long
-    notebook_seconds: int  # and one notebook this long
-    threads: int | None = None  # None: measured where the lesson runs
+    # A cell or a notebook that runs longer hangs. The limits are far above what a busy machine
+    # needs, because a slow machine is not a wrong course.
+    cell_seconds: int
+    notebook_seconds: int
+    # None: measured where the lesson runs.
+    threads: int | None = None
 
     def pick(self, **sizes: Any) -> Any:
         """The value for this profile, or for the nearest smaller profile that has one."""
         order = list(PROFILES)
         if "smoke" not in sizes or not set(sizes) <= set(order):
             raise ValueError(f"sizes are named {', '.join(order)}, smoke always: not {sorted(sizes)}")
-        smaller = order[: order.index(self.name) + 1]
-        return next(sizes[name] for name in reversed(smaller) if name in sizes)
+        chosen = None
+        for name in order[: order.index(self.name) + 1]:
+            chosen = sizes.get(name, chosen)
+        return chosen
 
 
-SMOKE = Profile("smoke", "2 cores, 8 GB, no network", 180, 300, threads=1)
-LAPTOP = Profile("laptop", "4 to 8 cores, 16 GB", 900, 1800)
-GPU = Profile("gpu", "one GPU of 16 GB or more", 3600, 7200)
+SMOKE = Profile("smoke", "2 cores, 8 GB, no network", 900, 1_800, threads=1)
+LAPTOP = Profile("laptop", "4 to 8 cores, 16 GB", 3_600, 7_200)
+GPU = Profile("gpu", "one GPU of 15 GB or more", 14_400, 28_800)
 CLUSTER = Profile("cluster", "many GPUs, many nodes", 86_400, 604_800)
-PROFILES = {p.name: p for p in (SMOKE, LAPTOP, GPU, CLUSTER)}
+PROFILES = {profile.name: profile for profile in (SMOKE, LAPTOP, GPU, CLUSTER)}
 
 
 def choose_profile(name: str = "auto") -> tuple[Profile, str]:
@@ -45,25 +52,28 @@ def choose_profile(name: str = "auto") -> tuple[Profile, str]:
     >>> choose_profile("smoke")[1]
     'asked for'
     """
-    name = os.environ.get("COURSE_PROFILE", name) if name == "auto" else name
+    if name == "auto":
+        name = os.environ.get("COURSE_PROFILE", name)
     if name == "auto":
         return measure_profile()
     if name not in PROFILES:
         close = difflib.get_close_matches(str(name), PROFILES, 1)
-        hint = f"{close[0]}, perhaps; or " * bool(close)
-        raise CourseError(f"unknown profile {name!r}", "PROFILE",
-                          f"choose {hint}one of {', '.join(PROFILES)}, auto")
+        hint = f"{close[0]}, perhaps; or " if close else ""
+        choices = ", ".join([*PROFILES, "auto"])
+        raise CourseError(f"unknown profile {name!r}", "PROFILE", f"choose {hint}one of {choices}")
     return PROFILES[name], "asked for"
 
 
 def measure_profile() -> tuple[Profile, str]:
-    """The largest profile whose machine this is."""
+    """The largest profile whose machine this is, by the cards that torch may use."""
     import psutil
 
-    cards = [] if why_no_cuda() else [total for _, _, total in gpu_memory() if total > 15e9]
-    cores, memory = os.cpu_count() or 1, psutil.virtual_memory().total
-    if cards:
-        many = int(os.environ.get("WORLD_SIZE", 1)) > len(cards)
-        return (CLUSTER if many else GPU), f"{len(cards)} GPU of 16 GB or more"
-    large = cores >= 4 and memory > 12e9
-    return (LAPTOP if large else SMOKE), f"{cores} cores, {memory / 1e9:.0f} GB, no large GPU"
+    cards = [] if why_no_cuda() else visible_cards()
+    large = [card for card in cards if card.total > 14.5e9]
+    if large:
+        many = int(os.environ.get("WORLD_SIZE", 1)) > len(large)
+        return (CLUSTER if many else GPU), f"{len(large)} GPU of 15 GB or more"
+    cores = os.cpu_count() or 1
+    memory = psutil.virtual_memory().total
+    profile = LAPTOP if cores >= 4 and memory > 12e9 else SMOKE
+    return profile, f"{cores} cores, {memory / 1e9:.0f} GB, no large GPU"

@@ -1,0 +1,35 @@
+# Wrong answers that the checks of lesson 13 must refuse. The runner tries each in the
+# executed notebook, behind the solution of the same number.
+
+# %% 13.1
+lesson.refuse("13.1",
+    stands_in=[
+    lambda sentence, rows: sentence.strip() in rows,
+    lambda sentence, rows: squash(sentence) in map(squash, rows),
+    lambda sentence, rows: (len(squash(sentence)) >= 8
+                            and squash(sentence) in squash("".join(rows)))],
+)
+
+# %% 13.2
+lesson.refuse("13.2",
+    step_part=[
+    lambda s, l, w, n: F.cross_entropy(s, l, weight=w),
+    lambda s, l, w, n: F.cross_entropy(s, l, reduction="sum") / n,
+    lambda s, l, w, n: F.cross_entropy(s, l, weight=w) * len(l) / n],
+)
+
+# %% 13.3
+lesson.refuse("13.3",
+    folders_after=[
+    lambda n, best, k: known(n, 1, k),
+    lambda n, best, k: [list(range(max(1, i - k + 1), i + 1)) for i in range(1, n + 1)],
+    lambda n, best, k: [sorted({best, *range(max(1, i - k + 1), i + 1)})
+                        for i in range(1, n + 1)]],
+)
+
+# %% 13.4
+lesson.refuse("13.4",
+    better_by=[
+    unpaired, ninety, lambda ours, theirs: unpaired(theirs, ours),
+    lambda ours, theirs: (ours.mean() - theirs.mean(),) * 2],
+)

@@ -1,0 +1,130 @@
+"""What a reader is shown: numbers, tables, figures, and the source of a function."""
+
+from __future__ import annotations
+
+import html
+import inspect
+import io
+import re
+from collections.abc import Callable, Iterable
+from numbers import Integral, Real
+from pathlib import Path
+from typing import Any
+
+from utils.errors import short_path
+
+# Okabe and Ito's palette: told apart by readers with any kind of colour vision.
+COLOURS = ["#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9", "#000000"]
+ALIGN = {"l": "left", "r": "right", "c": "center"}
+
+
+def format_bytes(count: float) -> str:
+    """Bytes in the unit a person would use.
+
+    >>> format_bytes(538_000_000), format_bytes(812)
+    ('538 MB', '812 B')
+    """
+    for unit, size in (("TB", 1e12), ("GB", 1e9), ("MB", 1e6), ("kB", 1e3)):
+        if count >= size:
+            digits = ".3g" if count < 999 * size else ".0f"
+            return f"{count / size:{digits}} {unit}"
+    return f"{count:.0f} B"
+
+
+def format_figure(value: float) -> str:
+    """Four significant digits, thousands apart.
+
+    >>> format_figure(1529600000), format_figure(3.62104), format_figure(0.81)
+    ('1,529,600,000', '3.621', '0.81')
+    """
+    if float(value).is_integer() and abs(value) < 1e15:
+        return f"{int(value):,}"
+    return f"{value:,.1f}" if abs(value) >= 1000 else f"{value:.4g}"
+
+
+def count_parameters(model: Any, trainable: bool = False) -> int:
+    """The number of parameters of a model; tied ones, which torch lists once, count once.
+
+    >>> import torch
+    >>> count_parameters(torch.nn.Linear(3, 2))
+    8
+    """
+    wanted = (p for p in model.parameters() if p.requires_grad or not trainable)
+    return sum(parameter.numel() for parameter in wanted)
+
+
+def format_cell(value: Any) -> str:
+    """A value as a table shows it.
+
+    >>> [format_cell(value) for value in (True, 1234567, 0.1 + 0.2, None, "a")]
+    ['True', '1,234,567', '0.3', '–', 'a']
+    """
+    if value is None:
+        return "–"
+    if isinstance(value, bool) or not isinstance(value, Real):
+        return str(value)
+    return f"{int(value):,}" if isinstance(value, Integral) else f"{float(value):.10g}"
+
+
+def cell_html(value: Any) -> str:
+    """A value as HTML in which nothing of it can become markup; only `code` keeps its look.
+
+    >>> cell_html("<s> and `</s>`")
+    '&lt;s&gt; and <code>&lt;/s&gt;</code>'
+    """
+    text = html.escape(format_cell(value))
+    text = text.replace("\n", "⏎").replace("$", "<span>$</span>")
+    return re.sub(r"`([^`]+)`", r"<code>\1</code>", text)
+
+
+def show_table(rows: Iterable[dict[str, Any]], align: str = "") -> None:
+    """Show a table from a list of rows, numbers to the right, unless `align` says l, r or c for each.
+
+    >>> show_table([{"model": "gpt2", "parameters": 124_439_808}])      # doctest: +SKIP
+    """
+    from IPython.display import display
+
+    rows = list(rows)
+    if not rows:
+        print("(a table without rows)")
+        return
+    heads = list(rows[0])
+    numbers = [isinstance(rows[0][head], Real) for head in heads]
+    sides = [ALIGN[mark] for mark in align] or ["right" if number else "left" for number in numbers]
+    lines = [_table_row("th", heads, sides)]
+    for row in rows:
+        lines.append(_table_row("td", [row.get(head, "") for head in heads], sides))
+    plain = [" | ".join(map(str, heads))]
+    plain += [" | ".join(format_cell(row.get(head, "")) for head in heads) for row in rows]
+    table = f"<table>{lines[0]}{''.join(lines[1:])}</table>"
+    display({"text/html": table, "text/plain": "\n".join(plain)}, raw=True)
+
+
+def _table_row(tag: str, values: list[Any], sides: list[str]) -> str:
+    """One line of a table in HTML."""
+    cells = []
+    for value, side in zip(values, sides):
+        cells.append(f'<{tag} style="text-align:{side}">{cell_html(value)}</{tag}>')
+    return f"<tr>{''.join(cells)}</tr>\n"
+
+
+def show_figure(figure: Any, alt: str) -> None:
+    """Show a matplotlib figure with a text for those who cannot see it, then close it."""
+    from IPython.display import display
+    from matplotlib import pyplot as plt
+
+    image = io.BytesIO()
+    figure.savefig(image, format="png", dpi=110, bbox_inches="tight", facecolor="white")
+    plt.close(figure)
+    data = {"image/png": image.getvalue(), "text/plain": f"[figure: {alt}]"}
+    display(data, raw=True, metadata={"image/png": {"alt": alt}})
+
+
+def show_source(thing: Callable) -> None:
+    """Show the code of a function with its place, where a lesson speaks of it."""
+    from IPython.display import Markdown, display
+
+    source = inspect.getsource(thing)
+    place = short_path(Path(inspect.getsourcefile(thing) or ""))
+    line = inspect.getsourcelines(thing)[1]
+    display(Markdown(f"`{place}`, line {line}\n```python\n{source}```"))

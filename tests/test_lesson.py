@@ -1,11 +1,14 @@
 """`Lesson`: artifacts, figures, exercises; and each thing that can be wrong with them."""
+
 import json
+import sys
 
 import pytest
 
+from course.notebooks import makers
 from utils import lesson as module
 from utils.errors import CourseError
-from utils.lesson import Lesson, RECORD_TYPE
+from utils.lesson import PUBLISHED_BY, RECORD_TYPE, Lesson
 
 
 @pytest.fixture
@@ -18,6 +21,7 @@ def shown(monkeypatch):
 @pytest.fixture
 def lesson(tmp_path, monkeypatch, shown):
     monkeypatch.setenv("COURSE_BUILD", str(tmp_path))
+    monkeypatch.setenv("COURSE_RUN", "1")
     return Lesson("07", "smoke", 1)
 
 
@@ -43,8 +47,10 @@ def test_a_flipped_byte_is_refused(lesson):
         lesson.need("thing")
 
 
-@pytest.mark.parametrize("made, wanted", [({"size": 3}, {"size": 4}), ({}, {"size": 3}),
-                                          ({"rule": ["a", 1]}, {"rule": ["a", 2]})])
+@pytest.mark.parametrize(
+    "made, wanted",
+    [({"size": 3}, {"size": 4}), ({}, {"size": 3}), ({"rule": ["a", 1]}, {"rule": ["a", 2]})],
+)
 def test_other_settings_are_refused(lesson, made, wanted):
     publish(lesson, **made)
     with pytest.raises(CourseError, match="was made with"):
@@ -73,6 +79,66 @@ def test_a_changed_input_makes_an_artifact_stale(lesson):
         Lesson("09", "smoke", 1).need("tokenizer")
 
 
+def test_two_generations_of_staleness_are_seen(lesson):
+    publish(lesson, "corpus")
+    second = Lesson("08", "smoke", 1)
+    second.need("corpus")
+    publish(second, "tokens")
+    third = Lesson("09", "smoke", 1)
+    third.need("tokens")
+    publish(third, "pretrained")
+    publish(lesson, "corpus", text="other")
+    with pytest.raises(
+        CourseError, match="was made from 'tokens', which was made from another 'corpus'"
+    ):
+        Lesson("20", "smoke", 1).need("pretrained")
+
+
+def test_a_missing_artifact_is_made_by_running_its_lesson(lesson, monkeypatch, capsys):
+    program = (
+        "import os, sys; sys.path.insert(0, os.getcwd())\n"
+        "from utils.lesson import Lesson\n"
+        "print(sys.argv[1:])\n"
+        "with Lesson('03', 'smoke', 1).publish('corpus') as folder:\n"
+        "    (folder / 'a.txt').write_text('made')\n"
+    )
+    real = module.subprocess.Popen
+
+    def run_instead(command, **options):
+        assert command[:4] == [sys.executable, "-m", "course", "run"]
+        return real([sys.executable, "-c", program, *command[4:]], **options)
+
+    monkeypatch.delenv("COURSE_RUN", raising=False)
+    monkeypatch.setattr(module.subprocess, "Popen", run_instead)
+    assert (lesson.need("corpus") / "a.txt").read_text() == "made"
+    text = capsys.readouterr().out
+    assert "running lesson 03 at profile smoke" in text
+    assert "['--only', '03', '--profile', 'smoke', '--seed', '1']" in text
+
+
+@pytest.mark.parametrize("inside_a_run, make", [(True, True), (False, False)])
+def test_nothing_is_made_when_told_not_to_or_inside_a_run(lesson, monkeypatch, inside_a_run, make):
+    monkeypatch.delenv("COURSE_RUN", raising=False)
+    if inside_a_run:
+        monkeypatch.setenv("COURSE_RUN", "1")
+    monkeypatch.setattr(
+        module.subprocess, "Popen", lambda *_, **__: pytest.fail("a lesson was run")
+    )
+    with pytest.raises(CourseError, match="is not there"):
+        lesson.need("corpus", make=make)
+
+
+def test_the_lessons_publish_what_the_table_says():
+    assert {name: makers()[name] for name in PUBLISHED_BY} == PUBLISHED_BY
+    assert set(makers()) == set(PUBLISHED_BY)
+
+
+def test_a_misspelt_name_among_wrong_answers_says_so(lesson, shown):
+    ask(lesson, CHECK.format(2), lambda x: 2 * x)
+    with pytest.raises(CourseError, match="has no 'anwser' to replace"):
+        lesson.refuse("05.1", anwser=[None])
+
+
 def test_an_unknown_profile_is_a_course_error():
     with pytest.raises(CourseError, match="unknown profile 'smok'"):
         Lesson("07", "smok")
@@ -81,6 +147,7 @@ def test_an_unknown_profile_is_a_course_error():
 def test_a_figure_is_shown_and_stored(lesson, shown):
     lesson.record("ratio", 3.71, "x", source=3.62)
     assert shown[-1]["text/plain"] == "ratio: 3.71 x   (the classic text: 3.62)"
+    assert "<small" in shown[-1]["text/html"], "a figure interrupts nobody"
     assert shown[-1][RECORD_TYPE]["value"] == 3.71
     json.dumps(shown[-1])
 
@@ -95,9 +162,16 @@ def ask(lesson, check, answer):
 CHECK = "@lesson.exercise('05.1')\ndef check():\n    assert answer({0}) == 4, 'twice two is four'"
 
 
-@pytest.mark.parametrize("answer, verdict", [
-    (lambda x: 2 * x, "pass"), (lambda x: x, "fail"), (..., "not attempted"),
-    (lambda x: 1 / 0, "fail"), (lambda x: exec("raise NotImplementedError"), "not attempted")])
+@pytest.mark.parametrize(
+    "answer, verdict",
+    [
+        (lambda x: 2 * x, "pass"),
+        (lambda x: x, "fail"),
+        (..., "not attempted"),
+        (lambda x: 1 / 0, "fail"),
+        (lambda x: exec("raise NotImplementedError"), "not attempted"),
+    ],
+)
 def test_verdicts(lesson, shown, answer, verdict):
     ask(lesson, CHECK.format(2), answer)
     assert shown[-1][RECORD_TYPE]["verdict"] == verdict
@@ -106,7 +180,8 @@ def test_verdicts(lesson, shown, answer, verdict):
 def test_wrong_answers_are_judged_and_the_solution_put_back(lesson, shown):
     space = ask(lesson, CHECK.format(2), ...)
     space["answer"] = double = lambda x: 2 * x
-    lesson.solution("07.1", wrong={"answer": [lambda x: x, lambda x: x + 3]})
+    lesson.solution("07.1")
+    lesson.refuse("07.1", answer=[lambda x: x, lambda x: x + 3])
     assert [s[RECORD_TYPE]["verdict"] for s in shown] == ["not attempted", "pass", "fail", "fail"]
     assert space["answer"] is double
 

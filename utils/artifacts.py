@@ -25,24 +25,24 @@ from filelock import FileLock
 
 from utils.errors import CourseError
 
+Facts = dict[str, Any]
 MANIFEST = "manifest.json"
+BROKEN: Facts = {
+    "files": {},
+    "settings": {},
+    "inputs": {},
+    "bytes": 0,
+    "hash": "",
+    "seal": "broken",
+}
 FULL = (errno.ENOSPC, errno.EDQUOT)
 CLOSED = (errno.EACCES, errno.EPERM, errno.ENOTDIR)
-WAYS_OUT = "point COURSE_BUILD and COURSE_HOME elsewhere"
-BROKEN: dict[str, Any] = {"files": {}, "settings": {}, "inputs": {}, "bytes": 0, "hash": "", "seal": "broken"}
 
 
 def hash_file(path: Path) -> str:
     """The SHA-256 of a file, read in pieces."""
     with path.open("rb") as file:
         return hashlib.file_digest(file, "sha256").hexdigest()
-
-
-def list_files(folder: Path) -> dict[str, Path]:
-    """Every file below a folder by its relative name, sorted; not the folder's own manifest."""
-    paths = {path.relative_to(folder).as_posix(): path for path in folder.rglob("*") if path.is_file()}
-    paths.pop(MANIFEST, None)
-    return dict(sorted(paths.items()))
 
 
 def hash_json(value: Any) -> str:
@@ -52,119 +52,109 @@ def hash_json(value: Any) -> str:
     True
     """
     text = json.dumps(value, sort_keys=True, separators=(",", ":"))
-    return hashlib.sha256(text.encode()).hexdigest()[:16]
-
-
-# disks --------------------------------------------------------------------------------------------
-
-
-def disk_error_number(error: BaseException) -> int | None:
-    """The system's number of a disk error, also of one that a library written in Rust has wrapped.
-
-    >>> disk_error_number(RuntimeError("No space left on device (os error 28)"))
-    28
-    """
-    if isinstance(error, OSError):
-        return error.errno
-    wrapped = re.search(r"\(os error (\d+)\)", str(error))
-    return int(wrapped[1]) if wrapped else None
+    digest = hashlib.sha256(text.encode())
+    return digest.hexdigest()[:16]
 
 
 @contextlib.contextmanager
 def plain_disk_errors(folder: Path) -> Iterator[None]:
-    """Turn a disk that is full or closed into a message with a way out; other errors pass unchanged."""
+    """Turn a disk that is full or closed into a message with a way out; other errors pass unchanged.
+
+    Libraries written in Rust wrap the system's error, "No space left on device (os error 28)".
+    """
+    ways = "point COURSE_BUILD and COURSE_HOME elsewhere"
     try:
         yield
     except Exception as error:
-        number = disk_error_number(error)
+        wrapped = re.search(r"\(os error (\d+)\)", str(error))
+        number = int(wrapped[1]) if wrapped else getattr(error, "errno", None)
+        named = getattr(error, "filename", None) or "elsewhere"
+        ours = Path(named).is_relative_to(folder) or folder.is_relative_to(named)
         if number in FULL:
-            raise CourseError("the disk is full", folder, f"free some space, or {WAYS_OUT}") from error
-        named = getattr(error, "filename", None)
-        ours = named is not None and (Path(named).is_relative_to(folder) or folder.is_relative_to(named))
+            fix = f"free some space, or {ways}"
+            raise CourseError("the disk is full", folder, fix) from error
         if number == errno.EROFS or (number in CLOSED and ours):
             what = f"cannot write here: {os.strerror(number)}"
-            raise CourseError(what, folder, f"make it writable, or {WAYS_OUT}") from error
+            raise CourseError(what, folder, f"make it writable, or {ways}") from error
         raise
 
 
-# sealed folders -----------------------------------------------------------------------------------
-
-
 @contextlib.contextmanager
-def sealed(target: Path, facts: dict[str, Any]) -> Iterator[Path]:
+def sealed(target: Path, facts: Facts) -> Iterator[Path]:
     """Yield an empty folder beside `target`; when the block ends well, seal it and move it there.
 
     Each writer has a folder of its own, so two writers of one artifact do not meet; the last wins.
     """
     with plain_disk_errors(target.parent):
         target.parent.mkdir(parents=True, exist_ok=True)
-        _clear_leftovers(target)
-        prefix = f".{target.name}.new-{socket.gethostname()}-{os.getpid()}-"
-        aside = Path(tempfile.mkdtemp(prefix=prefix, dir=target.parent))
-        aside.chmod(0o755)
+        aside = _new_folder(target)
         try:
             yield aside
             _seal(aside, facts)
-            with FileLock(_lock_of(target)):
-                old = target.with_name(f".{target.name}.old")
-                if target.exists():
-                    shutil.rmtree(old, ignore_errors=True)
-                    target.rename(old)
-                aside.rename(target)
-                _sync_folder(target.parent)
-                shutil.rmtree(old, ignore_errors=True)
+            _swap(aside, target)
         finally:
             shutil.rmtree(aside, ignore_errors=True)
 
 
-def _lock_of(target: Path) -> Path:
-    return target.with_name(f".{target.name}.lock")
-
-
-def _clear_leftovers(target: Path) -> None:
-    """Remove what killed writers of this machine left behind."""
+def _new_folder(target: Path) -> Path:
+    """A folder of this process beside the target; what killed writers of this machine left goes."""
     import psutil
 
-    for path in target.parent.glob(f".{target.name}.new-{socket.gethostname()}-*"):
-        owner = re.search(r"-(\d+)-[^-]*$", path.name)
-        if owner and not psutil.pid_exists(int(owner[1])):
+    mine = f".{target.name}.new-{socket.gethostname()}-"
+    for path in target.parent.glob(f"{mine}*"):
+        owner = path.name.removeprefix(mine).split("-")[0]
+        if not psutil.pid_exists(int(owner)):
             shutil.rmtree(path, ignore_errors=True)
+    folder = Path(tempfile.mkdtemp(prefix=f"{mine}{os.getpid()}-", dir=target.parent))
+    folder.chmod(0o755)
+    return folder
 
 
-def _seal(folder: Path, facts: dict[str, Any]) -> None:
+def _seal(folder: Path, facts: Facts) -> None:
     """Bring every file to the disk, then write the manifest: a power cut finds all or nothing."""
-    hashes, stats = {}, {}
+    hashes = {}
+    stats = {}
     for name, path in list_files(folder).items():
         with path.open("rb+") as file:
             os.fsync(file.fileno())
         hashes[name] = hash_file(path)
-        stats[name] = _stat(path)
+        stats[name] = [path.stat().st_size, path.stat().st_mtime_ns]
     size = sum(stat[0] for stat in stats.values())
     manifest = {**facts, "files": hashes, "stats": stats, "bytes": size, "hash": hash_json(hashes)}
-    write_json(folder / MANIFEST, {**manifest, "seal": hash_json(manifest)})
+    manifest["seal"] = hash_json(manifest)
+    write_json(folder / MANIFEST, manifest)
 
 
-def _stat(path: Path) -> list[int]:
-    known = path.stat()
-    return [known.st_size, known.st_mtime_ns]
-
-
-def _sync_folder(folder: Path) -> None:
-    """Bring the names in a folder to the disk, where the system can."""
-    if os.name == "posix":
-        descriptor = os.open(folder, os.O_RDONLY)
-        try:
+def _swap(aside: Path, target: Path) -> None:
+    """Put a sealed folder in its place. Between the two renames the old one is found by `read_manifest`."""
+    old = target.with_name(f".{target.name}.old")
+    with FileLock(target.with_name(f".{target.name}.lock")):
+        if target.exists():
+            shutil.rmtree(old, ignore_errors=True)
+            target.rename(old)
+        aside.rename(target)
+        if os.name == "posix":  # the names, too, must reach the disk
+            descriptor = os.open(target.parent, os.O_RDONLY)
             os.fsync(descriptor)
-        finally:
             os.close(descriptor)
+        shutil.rmtree(old, ignore_errors=True)
 
 
-def read_manifest(folder: Path) -> dict[str, Any] | None:
+def list_files(folder: Path) -> dict[str, Path]:
+    """Every file below a folder by its relative name, sorted; not the folder's own manifest."""
+    files = {}
+    for path in sorted(folder.rglob("*")):
+        if path.is_file() and path != folder / MANIFEST:
+            files[path.relative_to(folder).as_posix()] = path
+    return files
+
+
+def read_manifest(folder: Path) -> Facts | None:
     """The manifest of a sealed folder, or None where there is no complete one."""
     old = folder.with_name(f".{folder.name}.old")
-    if not folder.exists() and old.exists():  # a writer was killed between its two renames
-        with FileLock(_lock_of(folder)):
-            if not folder.exists() and old.exists():
+    if old.exists() and not folder.exists():  # a writer was killed between its two renames
+        with FileLock(folder.with_name(f".{folder.name}.lock")):
+            if old.exists() and not folder.exists():
                 old.rename(folder)
     try:
         manifest = read_json(folder / MANIFEST)
@@ -173,29 +163,28 @@ def read_manifest(folder: Path) -> dict[str, Any] | None:
     return manifest if manifest is None or isinstance(manifest, dict) else BROKEN
 
 
-def damage(folder: Path, manifest: dict[str, Any], full: bool | None = None) -> str:
+def damage(folder: Path, manifest: Facts, full: bool | None = None) -> str:
     """The first thing that differs from the manifest, in words; nothing when all is as sealed."""
     content = {key: value for key, value in manifest.items() if key != "seal"}
     if hash_json(content) != manifest.get("seal"):
         return f"{MANIFEST} has changed"
-    full = bool(os.environ.get("COURSE_VERIFY")) if full is None else full
-    paths = list_files(folder)
+    if full is None:
+        full = "COURSE_VERIFY" in os.environ
+    files = list_files(folder)
     hashes = manifest["files"]
     stats = manifest.get("stats", {})
-    for name in sorted(paths | hashes):
-        if name not in paths:
+    for name in sorted(files | hashes):
+        if name not in files:
             return f"{name} has gone"
         if name not in hashes:
             return f"{name} has come"
-        if not full and _stat(paths[name]) == stats.get(name):
+        stat = files[name].stat()
+        if not full and stats.get(name) == [stat.st_size, stat.st_mtime_ns]:
             continue
-        today = hash_file(paths[name])
+        today = hash_file(files[name])
         if today != hashes[name]:
             return f"{name} has changed (SHA-256 {today[:12]}, not {hashes[name][:12]})"
     return ""
-
-
-# JSON -----------------------------------------------------------------------------------------------
 
 
 def write_json(path: Path, value: Any) -> None:

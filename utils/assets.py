@@ -76,7 +76,9 @@ def find(name: str) -> Asset:
     """The asset of that name, or an error that lists the names."""
     if name not in catalogue():
         names = ", ".join(catalogue())
-        raise CourseError(f"there is no asset {name!r}", "utils/assets.toml", f"choose one of {names}")
+        raise CourseError(
+            f"there is no asset {name!r}", "utils/assets.toml", f"choose one of {names}"
+        )
     return catalogue()[name]
 
 
@@ -95,7 +97,9 @@ def asset(name: str) -> str:
         raise CourseError(f"the asset {name!r} is not on this machine", item.folder, way)
     broken = artifacts.damage(item.folder, manifest)
     if broken:
-        raise CourseError(f"the asset {name!r} is damaged: {broken}", item.folder, f"{command} --again")
+        raise CourseError(
+            f"the asset {name!r} is damaged: {broken}", item.folder, f"{command} --again"
+        )
     release = " + ".join(f"{archive} {pins()[archive][0]}" for archive in item.archives)
     print(f"asset {name}: {item.what}")
     print(f"  licence {item.licence} | from {item.origin}")

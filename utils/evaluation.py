@@ -48,9 +48,8 @@ def bootstrap(
     *columns: Sequence[Any],
     repeats: int = 1_000,
     seed: int = 0,
-    level: float = 0.95,
 ) -> Interval:
-    """The statistic of these columns, with the percentile interval of the bootstrap.
+    """The statistic of these columns, with the 95% percentile interval of the bootstrap.
 
     >>> print(bootstrap(accuracy, [1, 0] * 50, [1, 1] * 50))
     0.500 [0.400, 0.600]
@@ -65,7 +64,7 @@ def bootstrap(
     for _ in range(repeats):
         rows = noise.integers(size, size=size)
         values.append(statistic(*(array[rows] for array in arrays)))
-    low, high = np.quantile(values, [(1 - level) / 2, (1 + level) / 2])
+    low, high = np.quantile(values, [0.025, 0.975])
     return Interval(float(statistic(*arrays)), float(low), float(high))
 
 

@@ -84,7 +84,12 @@ class Lesson:
         ...     tokenizer.save_pretrained(folder)
         """
         settings["seed"] = self.seed
-        facts = {"name": name, "lesson": self.number, "settings": settings, "inputs": dict(self._inputs)}
+        facts = {
+            "name": name,
+            "lesson": self.number,
+            "settings": settings,
+            "inputs": dict(self._inputs),
+        }
         with artifacts.sealed(self.folder(name), facts) as folder:
             yield folder
         made = artifacts.read_manifest(self.folder(name)) or artifacts.BROKEN
@@ -140,12 +145,21 @@ class Lesson:
         if maker is None:
             return
         profile = self.profile.name
-        print(f"the artifact {name!r} is not there: running lesson {maker} at profile {profile}, "
-              f"{_recorded_time(maker, profile)}", flush=True)
+        print(
+            f"the artifact {name!r} is not there: running lesson {maker} at profile {profile}, "
+            f"{_recorded_time(maker, profile)}",
+            flush=True,
+        )
         command = [sys.executable, "-m", "course", "run", "--only", maker]
         command += ["--profile", profile, "--seed", str(self.seed)]
-        child = subprocess.Popen(command, cwd=Path(__file__).parent.parent, stdout=subprocess.PIPE,
-                                 stderr=subprocess.STDOUT, text=True, encoding="utf-8")
+        child = subprocess.Popen(
+            command,
+            cwd=Path(__file__).parent.parent,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
+            text=True,
+            encoding="utf-8",
+        )
         try:
             for line in child.stdout or ():
                 print(line, end="", flush=True)
@@ -155,14 +169,26 @@ class Lesson:
 
     # figures ----------------------------------------------------------------------------------------
 
-    def record(self, name: str, value: float, unit: str = "", source: float | None = None,
-               source_name: str = "the classic text") -> None:
+    def record(
+        self,
+        name: str,
+        value: float,
+        unit: str = "",
+        source: float | None = None,
+        source_name: str = "the classic text",
+    ) -> None:
         """Note a figure, to be held against `expected/`, beside the figure of a source if there is one."""
         text = f"{name}: {format_figure(value)} {unit}".rstrip()
         if source is not None:
             text += f"   ({source_name}: {format_figure(source)})"
-        record = {"kind": "figure", "name": name, "value": float(value), "unit": unit, "source": source,
-                  "source_name": source_name if source is not None else ""}
+        record = {
+            "kind": "figure",
+            "name": name,
+            "value": float(value),
+            "unit": unit,
+            "source": source,
+            "source_name": source_name if source is not None else "",
+        }
         emit(text, record, quiet=True)
 
     # exercises --------------------------------------------------------------------------------------
@@ -201,7 +227,10 @@ class Lesson:
         else:
             said = {"pass": "passes", "fail": hint, "not attempted": "not attempted yet"}[verdict]
             text = f"{MARKS[verdict]} exercise {name}, {WHO[which]}: {said}"
-        emit(text, {"kind": "exercise", "name": name, "which": which, "verdict": verdict, "hint": hint})
+        emit(
+            text,
+            {"kind": "exercise", "name": name, "which": which, "verdict": verdict, "hint": hint},
+        )
 
 
 def run_check(check: Callable[[], None], instead: dict[str, Any]) -> tuple[str, str]:
@@ -209,7 +238,9 @@ def run_check(check: Callable[[], None], instead: dict[str, Any]) -> tuple[str, 
     names = check.__globals__
     unknown = [name for name in instead if name not in names]
     if unknown:
-        raise CourseError(f"the notebook has no {unknown[0]!r} to replace", check.__name__, "mend the name")
+        raise CourseError(
+            f"the notebook has no {unknown[0]!r} to replace", check.__name__, "mend the name"
+        )
     originals = {name: names[name] for name in instead}
     names.update(instead)
     try:

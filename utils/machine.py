@@ -11,9 +11,8 @@ import re
 import sys
 import time
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 from utils.errors import Choice
 from utils.show import format_bytes
@@ -89,16 +88,6 @@ def memory_of(pid: int | None = None) -> dict[str, int]:
 # GPUs -------------------------------------------------------------------------------------------
 
 
-@dataclass(frozen=True)
-class Card:
-    """A GPU as NVIDIA's driver describes it; a part of one, where it is split (MIG)."""
-
-    name: str
-    used: int
-    total: int
-    major: int
-
-
 @contextlib.contextmanager
 def nvidia_driver() -> Iterator[Any]:
     """NVIDIA's driver, the module `pynvml`, or None where there is none. Makes no CUDA context."""
@@ -115,77 +104,52 @@ def nvidia_driver() -> Iterator[Any]:
         pynvml.nvmlShutdown()
 
 
-def all_cards() -> list[Card]:
-    """Every NVIDIA GPU of the machine, hidden ones too; [] without a driver."""
+def gpu_memory() -> list[tuple[str, int, int]]:
+    """Name, used and total bytes of every NVIDIA GPU of the machine, hidden ones too."""
+    readings = []
     with nvidia_driver() as driver:
-        if driver is None:
-            return []
-        count = driver.nvmlDeviceGetCount()
-        return [_describe(driver, driver.nvmlDeviceGetHandleByIndex(i)) for i in range(count)]
+        for index in range(driver.nvmlDeviceGetCount() if driver else 0):
+            card = driver.nvmlDeviceGetHandleByIndex(index)
+            memory = driver.nvmlDeviceGetMemoryInfo(card)
+            readings.append((driver.nvmlDeviceGetName(card), memory.used, memory.total))
+    return readings
 
 
-def visible_cards() -> list[Card]:
-    """The GPUs that torch may use, in torch's order: what `CUDA_VISIBLE_DEVICES` leaves, parts as parts."""
-    with nvidia_driver() as driver:
-        if driver is None:
-            return []
-        cards = []
-        for handle in _visible_handles(driver):
-            with contextlib.suppress(driver.NVMLError):
-                cards.append(_describe(driver, _part_of(driver, handle)))
-        return cards
+class Card(NamedTuple):
+    """A GPU as torch will see it."""
 
-
-def _describe(driver: Any, handle: Any) -> Card:
-    memory = driver.nvmlDeviceGetMemoryInfo(handle)
-    try:
-        major = driver.nvmlDeviceGetCudaComputeCapability(handle)[0]
-    except driver.NVMLError:  # a part of a card does not say
-        whole = driver.nvmlDeviceGetDeviceHandleFromMigDeviceHandle(handle)
-        major = driver.nvmlDeviceGetCudaComputeCapability(whole)[0]
-    return Card(driver.nvmlDeviceGetName(handle), int(memory.used), int(memory.total), major)
-
-
-def _visible_handles(driver: Any) -> Iterator[Any]:
-    """The driver's handles in the order of `CUDA_VISIBLE_DEVICES`; CUDA stops at the first unknown one."""
-    count = driver.nvmlDeviceGetCount()
-    handles = [driver.nvmlDeviceGetHandleByIndex(index) for index in range(count)]
-    words = os.environ.get("CUDA_VISIBLE_DEVICES")
-    if words is None:
-        yield from handles
-        return
-    for word in words.split(","):
-        word = word.strip()
-        if word.startswith("MIG-"):
-            yield driver.nvmlDeviceGetHandleByUUID(word)
-        elif word.isdigit() and int(word) < count:
-            yield handles[int(word)]
-        else:
-            matches = [h for h in handles if word and driver.nvmlDeviceGetUUID(h).startswith(word)]
-            if not matches:
-                return
-            yield matches[0]
-
-
-def _part_of(driver: Any, handle: Any) -> Any:
-    """The first part of a card that is split (MIG), which is the one that CUDA takes; else the card."""
-    try:
-        if driver.nvmlDeviceGetMigMode(handle)[0] != driver.NVML_DEVICE_MIG_ENABLE:
-            return handle
-    except driver.NVMLError:  # a card without that mode, or already a part
-        return handle
-    return driver.nvmlDeviceGetMigDeviceHandleByIndex(handle, 0)
+    name: str
+    total: int
+    major: int
 
 
 def first_gpu() -> Card:
-    """torch's first GPU. Only where NVIDIA's driver says nothing is torch asked, which makes a context."""
+    """The first GPU that torch may use. Where NVIDIA's driver describes it, no CUDA context is made,
+    because a kernel that has one cannot be forked; of a part of a card (MIG) only torch can tell."""
     import torch
 
-    cards = visible_cards()
-    if cards:
-        return cards[0]
+    with nvidia_driver() as driver:
+        if driver is not None:
+            with contextlib.suppress(driver.NVMLError, LookupError):
+                return _first_visible(driver)
     known = torch.cuda.get_device_properties(0)
-    return Card(known.name, 0, known.total_memory, known.major)
+    return Card(known.name, known.total_memory, known.major)
+
+
+def _first_visible(driver: Any) -> Card:
+    """The first card of `CUDA_VISIBLE_DEVICES`; a LookupError where it names a part of a card."""
+    first = os.environ.get("CUDA_VISIBLE_DEVICES", "0").split(",")[0].strip()
+    count = driver.nvmlDeviceGetCount()
+    cards = [driver.nvmlDeviceGetHandleByIndex(index) for index in range(count)]
+    if not first.isdigit():
+        cards = [card for card in cards if driver.nvmlDeviceGetUUID(card).startswith(first)]
+    card = cards[int(first) if first.isdigit() else 0]
+    with contextlib.suppress(driver.NVMLError):  # a card without that mode is whole
+        if driver.nvmlDeviceGetMigMode(card)[0] == driver.NVML_DEVICE_MIG_ENABLE:
+            raise LookupError("the card is split")
+    major, _ = driver.nvmlDeviceGetCudaComputeCapability(card)
+    memory = driver.nvmlDeviceGetMemoryInfo(card)
+    return Card(driver.nvmlDeviceGetName(card), memory.total, major)
 
 
 def why_no_cuda() -> str:
@@ -202,30 +166,16 @@ def why_no_cuda() -> str:
     return f"the driver is too old for CUDA {built}" if newest < int(built.split(".")[0]) else ""
 
 
-def driver_bytes() -> int:
-    """Bytes in use on torch's current GPU, by all programs: what `nvidia-smi` shows of this card.
-
-    The card is found by its UUID, since `CUDA_VISIBLE_DEVICES` gives torch other numbers.
-    """
-    import torch
-
-    current = torch.cuda.get_device_properties(torch.cuda.current_device())
-    with nvidia_driver() as driver:
-        if driver is None:
-            return torch.cuda.memory_reserved()
-        handle = driver.nvmlDeviceGetHandleByUUID(f"GPU-{current.uuid}")
-        return int(driver.nvmlDeviceGetMemoryInfo(handle).used)
-
-
 def print_gpu_utilization() -> None:
     """One line a GPU: memory used by everybody on it. Without one, this process's own memory."""
-    cards = all_cards()
-    for index, card in enumerate(cards):
-        print(f"GPU {index} ({card.name}): {format_bytes(card.used)} of {format_bytes(card.total)} used")
+    cards = gpu_memory()
+    for index, (name, used, total) in enumerate(cards):
+        print(f"GPU {index} ({name}): {format_bytes(used)} of {format_bytes(total)} used")
     if not cards:
-        memory = memory_of()
-        resident = format_bytes(memory["resident"])
-        print(f"no NVIDIA GPU; this process holds {resident}, {format_bytes(memory['private'])} its own")
+        memory = {kind: format_bytes(count) for kind, count in memory_of().items()}
+        print(
+            f"no NVIDIA GPU; this process holds {memory['resident']}, {memory['private']} its own"
+        )
 
 
 # choices ----------------------------------------------------------------------------------------
@@ -264,7 +214,9 @@ def choose_dtype(device: str) -> Choice:
     narrow = wide.to(torch.bfloat16)
     full, half = fastest_of(lambda: wide @ wide, lambda: narrow @ narrow, repeats=20)
     if full / half > CLEARLY_FASTER:
-        return Choice(torch.bfloat16, f"a matrix product is {full / half:.2g}x as fast as in float32")
+        return Choice(
+            torch.bfloat16, f"a matrix product is {full / half:.2g}x as fast as in float32"
+        )
     return Choice(torch.float32, f"bfloat16 runs at {full / half:.2g}x its speed on this CPU")
 
 
@@ -303,7 +255,7 @@ def machine_facts() -> dict[str, str]:
         "processor": named[1] if named else platform.processor(),
         "cores": str(os.cpu_count()),
         "memory": format_bytes(psutil.virtual_memory().total),
-        "gpu": ", ".join(card.name for card in all_cards()) or "none",
+        "gpu": ", ".join(name for name, _, _ in gpu_memory()) or "none",
         "python": platform.python_version(),
     }
     for library in ("torch", "transformers", "datasets", "tokenizers", "accelerate"):

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from utils.errors import CourseError
-from utils.machine import visible_cards, why_no_cuda
+from utils.machine import first_gpu, why_no_cuda
 
 
 @dataclass(frozen=True)
@@ -32,7 +32,9 @@ class Profile:
         """The value for this profile, or for the nearest smaller profile that has one."""
         order = list(PROFILES)
         if "smoke" not in sizes or not set(sizes) <= set(order):
-            raise ValueError(f"sizes are named {', '.join(order)}, smoke always: not {sorted(sizes)}")
+            raise ValueError(
+                f"sizes are named {', '.join(order)}, smoke always: not {sorted(sizes)}"
+            )
         chosen = None
         for name in order[: order.index(self.name) + 1]:
             chosen = sizes.get(name, chosen)
@@ -65,14 +67,14 @@ def choose_profile(name: str = "auto") -> tuple[Profile, str]:
 
 
 def measure_profile() -> tuple[Profile, str]:
-    """The largest profile whose machine this is, by the cards that torch may use."""
+    """The largest profile whose machine this is; only cards that torch may use count."""
     import psutil
+    import torch
 
-    cards = [] if why_no_cuda() else visible_cards()
-    large = [card for card in cards if card.total > 14.5e9]
-    if large:
-        many = int(os.environ.get("WORLD_SIZE", 1)) > len(large)
-        return (CLUSTER if many else GPU), f"{len(large)} GPU of 15 GB or more"
+    cards = 0 if why_no_cuda() else torch.cuda.device_count()
+    if cards and first_gpu().total > 14.5e9:
+        many = int(os.environ.get("WORLD_SIZE", 1)) > cards
+        return (CLUSTER if many else GPU), f"{cards} GPU of 15 GB or more"
     cores = os.cpu_count() or 1
     memory = psutil.virtual_memory().total
     profile = LAPTOP if cores >= 4 and memory > 12e9 else SMOKE

@@ -1,0 +1,221 @@
+"""Sealed folders: complete or absent, and damage is noticed."""
+
+import errno
+import json
+import os
+import shutil
+import socket
+import subprocess
+import sys
+import threading
+
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+from safetensors.torch import save_file
+
+from utils import artifacts
+from utils.errors import CourseError
+
+
+def fill(folder):
+    (folder / "sub").mkdir()
+    (folder / "a.txt").write_text("alpha")
+    (folder / "sub/b.txt").write_text("beta")
+
+
+@pytest.fixture
+def sealed(tmp_path):
+    with artifacts.sealed(tmp_path / "thing", {"name": "thing"}) as folder:
+        fill(folder)
+    return tmp_path / "thing"
+
+
+def test_a_sealed_folder_knows_its_files(sealed):
+    manifest = artifacts.read_manifest(sealed)
+    assert set(manifest["files"]) == {"a.txt", "sub/b.txt"} and manifest["bytes"] == 9
+    assert artifacts.damage(sealed, manifest) == ""
+
+
+def test_one_flipped_byte_is_noticed(sealed):
+    (sealed / "a.txt").write_text("alphA")
+    assert "a.txt has changed" in artifacts.damage(sealed, artifacts.read_manifest(sealed))
+
+
+def test_a_missing_and_an_added_file_are_noticed(sealed):
+    manifest = artifacts.read_manifest(sealed)
+    (sealed / "c.txt").write_text("")
+    assert artifacts.damage(sealed, manifest) == "c.txt has come"
+    (sealed / "a.txt").unlink()
+    assert artifacts.damage(sealed, manifest) == "a.txt has gone"
+
+
+def test_an_error_while_filling_keeps_the_old_folder(sealed, tmp_path):
+    with pytest.raises(ValueError), artifacts.sealed(sealed, {}) as folder:
+        (folder / "a.txt").write_text("new")
+        raise ValueError
+    assert (sealed / "a.txt").read_text() == "alpha"
+    assert {p.name for p in tmp_path.iterdir()} == {"thing", ".thing.lock"}
+
+
+def test_sealing_again_replaces_everything(sealed, tmp_path):
+    with artifacts.sealed(sealed, {}) as folder:
+        (folder / "new.txt").write_text("new")
+    assert {p.name for p in sealed.iterdir()} == {"new.txt", "manifest.json"}
+    assert {p.name for p in tmp_path.iterdir()} == {"thing", ".thing.lock"}
+
+
+def test_what_a_killed_process_left_is_cleared_and_a_living_writer_is_not(tmp_path):
+    child = subprocess.Popen([sys.executable, "-c", ""])
+    child.wait()
+    dead = tmp_path / f".thing.new-{socket.gethostname()}-{child.pid}-abc"
+    alive = tmp_path / f".thing.new-{socket.gethostname()}-{os.getppid()}-abc"
+    dead.mkdir()
+    alive.mkdir()
+    with artifacts.sealed(tmp_path / "thing", {}) as folder:
+        assert list(folder.iterdir()) == []
+    assert not dead.exists() and alive.exists()
+
+
+def test_two_writers_of_one_artifact_do_not_meet(tmp_path):
+    inside = threading.Barrier(2)
+    errors = []
+
+    def write(text):
+        try:
+            with artifacts.sealed(tmp_path / "thing", {}) as folder:
+                (folder / "a.txt").write_text(text)
+                inside.wait(timeout=60)
+        except BaseException as error:
+            errors.append(error)
+
+    writers = [threading.Thread(target=write, args=[text]) for text in ("one", "two")]
+    for writer in writers:
+        writer.start()
+    for writer in writers:
+        writer.join()
+    assert errors == []
+    manifest = artifacts.read_manifest(tmp_path / "thing")
+    assert artifacts.damage(tmp_path / "thing", manifest) == ""
+    assert (tmp_path / "thing/a.txt").read_text() in ("one", "two")
+
+
+def test_a_kill_between_the_two_renames_leaves_the_old_one(sealed, tmp_path):
+    sealed.rename(tmp_path / ".thing.old")
+    manifest = artifacts.read_manifest(sealed)
+    assert manifest["name"] == "thing" and artifacts.damage(sealed, manifest) == ""
+
+
+def test_what_is_as_it_was_is_not_read_again(sealed, monkeypatch):
+    manifest = artifacts.read_manifest(sealed)
+    monkeypatch.setattr(artifacts, "hash_file", lambda path: pytest.fail("read again"))
+    assert artifacts.damage(sealed, manifest) == ""
+
+
+def test_a_byte_flipped_behind_the_clock_is_found_on_request(sealed):
+    path = sealed / "a.txt"
+    times = path.stat().st_atime_ns, path.stat().st_mtime_ns
+    path.write_text("alphA")
+    os.utime(path, ns=times)
+    manifest = artifacts.read_manifest(sealed)
+    assert artifacts.damage(sealed, manifest) == ""
+    assert "a.txt has changed" in artifacts.damage(sealed, manifest, full=True)
+
+
+def test_a_copy_whose_times_are_new_is_read_and_is_whole(sealed, tmp_path):
+    copy = tmp_path / "copy"
+    shutil.copytree(sealed, copy, copy_function=shutil.copyfile)
+    assert artifacts.damage(copy, artifacts.read_manifest(copy)) == ""
+
+
+def test_a_manifest_deeper_down_is_a_file_like_any_other(tmp_path):
+    with artifacts.sealed(tmp_path / "thing", {}) as folder:
+        (folder / "inner").mkdir()
+        (folder / "inner/manifest.json").write_text("{}")
+    (tmp_path / "thing/inner/manifest.json").write_text("[]")
+    manifest = artifacts.read_manifest(tmp_path / "thing")
+    assert "inner/manifest.json has changed" in artifacts.damage(tmp_path / "thing", manifest)
+
+
+@given(
+    st.recursive(
+        st.none() | st.booleans() | st.integers() | st.text(max_size=5),
+        lambda inner: (
+            st.lists(inner, max_size=3)
+            | st.dictionaries(st.sampled_from(["files", "seal", "hash", "stats"]), inner)
+        ),
+    )
+)
+def test_any_json_for_a_manifest_is_damage_and_no_crash(tmp_path_factory, value):
+    folder = tmp_path_factory.mktemp("any")
+    (folder / "manifest.json").write_text(json.dumps(value))
+    manifest = artifacts.read_manifest(folder)
+    assert manifest is None or "manifest.json has changed" in artifacts.damage(folder, manifest)
+
+
+@pytest.fixture
+def small_disk(tmp_path):
+    """A real disk of 600 kB."""
+    place = tmp_path / "disk"
+    place.mkdir()
+    command = ["mount", "-t", "tmpfs", "-o", "size=600k", "tmpfs", str(place)]
+    if sys.platform != "linux" or subprocess.run(command, capture_output=True).returncode:
+        pytest.skip("this system lets nobody mount a small disk")
+    yield place
+    subprocess.run(["umount", "-l", str(place)], check=True)
+
+
+def test_a_full_disk_met_by_a_library_in_rust_says_what_to_do(small_disk):
+    with artifacts.sealed(small_disk / "thing", {}) as folder:
+        (folder / "a.txt").write_text("alpha")
+    with pytest.raises(CourseError, match="the disk is full"):
+        with artifacts.sealed(small_disk / "thing", {}) as folder:
+            save_file({"weights": torch.zeros(1_000_000)}, folder / "model.safetensors")
+    manifest = artifacts.read_manifest(small_disk / "thing")
+    assert artifacts.damage(small_disk / "thing", manifest) == "", "the old one was lost"
+
+
+@pytest.mark.parametrize(
+    "number, said", [(errno.ENOSPC, "the disk is full"), (errno.EROFS, "cannot write here")]
+)
+def test_disk_errors_say_what_to_do(tmp_path, number, said):
+    with pytest.raises(CourseError, match=said) as caught:
+        with artifacts.sealed(tmp_path / "thing", {}):
+            raise OSError(number, "…")
+    assert "COURSE_BUILD" in str(caught.value)
+    assert not (tmp_path / "thing").exists()
+
+
+def test_a_refusal_that_names_no_file_is_not_our_disk(tmp_path):
+    with pytest.raises(PermissionError), artifacts.plain_disk_errors(tmp_path):
+        os.kill(1, 0) if os.getuid() else (_ for _ in ()).throw(
+            PermissionError(errno.EPERM, "a kill")
+        )
+
+
+def test_other_errors_pass_unchanged(tmp_path):
+    with pytest.raises(FileNotFoundError), artifacts.plain_disk_errors(tmp_path):
+        raise FileNotFoundError
+
+
+def test_an_input_that_cannot_be_read_is_not_our_disk(tmp_path):
+    with pytest.raises(PermissionError), artifacts.plain_disk_errors(tmp_path / "build"):
+        raise PermissionError(errno.EACCES, "no", str(tmp_path / "input.txt"))
+
+
+@pytest.mark.parametrize(
+    "spoil", [lambda text: text[:-9], lambda text: text.replace('"thing"', '"thong"')]
+)
+def test_a_damaged_manifest_is_damage(sealed, spoil):
+    path = sealed / "manifest.json"
+    path.write_text(spoil(path.read_text()))
+    assert artifacts.damage(sealed, artifacts.read_manifest(sealed)) == "manifest.json has changed"
+
+
+def test_json_is_replaced_whole(tmp_path):
+    path = tmp_path / "a.json"
+    artifacts.write_json(path, {"a": 1})
+    with pytest.raises(TypeError):
+        artifacts.write_json(path, {"a": object()})
+    assert json.loads(path.read_text()) == {"a": 1}

@@ -1,0 +1,115 @@
+"""What a reader is shown: nothing of a text is lost, and nothing of it becomes markup."""
+
+import html
+import re
+from html.parser import HTMLParser
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+from matplotlib import pyplot as plt
+
+from utils import show
+
+
+@pytest.fixture
+def shown(monkeypatch):
+    """What was displayed, as data by media type."""
+    outputs = []
+    monkeypatch.setattr("IPython.display.display", lambda data, **_: outputs.append(data))
+    return outputs
+
+
+class Reader(HTMLParser):
+    """Reads a table as a browser does: the text of each cell, and every tag that was met."""
+
+    def __init__(self):
+        super().__init__()
+        self.tags, self.cells, self.inside = set(), [], False
+
+    def handle_starttag(self, tag, attrs):
+        self.tags.add(tag)
+        if tag == "td":
+            self.cells.append("")
+            self.inside = True
+
+    def handle_endtag(self, tag):
+        self.inside = self.inside and tag != "td"
+
+    def handle_data(self, data):
+        if self.inside:
+            self.cells[-1] += data
+
+
+def read(outputs):
+    reader = Reader()
+    reader.feed(outputs[-1]["text/html"])
+    reader.close()
+    return reader
+
+
+def test_special_tokens_are_seen_and_scripts_are_text(shown):
+    show.show_table([{"token": "</s> <unk> <pad>", "text": "<script>alert(1)</script>"}])
+    reader = read(shown)
+    assert reader.cells == ["</s> <unk> <pad>", "<script>alert(1)</script>"]
+    assert "script" not in reader.tags and "s" not in reader.tags
+
+
+@given(st.text(alphabet=st.characters(exclude_categories=["Cs", "Cc"])))
+def test_any_text_comes_out_as_it_went_in(text):
+    cell = show.cell_html(text)
+    assert set(re.findall(r"</?(\w+)", cell)) <= {"code", "span"}
+    plain = html.unescape(re.sub(r"</?(?:code|span)>", "", cell))
+    assert plain.replace("`", "") == text.replace("`", "")
+
+
+def test_code_keeps_its_look_and_formulas_stay_text():
+    assert show.cell_html("`a<b`") == "<code>a&lt;b</code>"
+    assert "<span>$</span>" in show.cell_html("$x$")
+
+
+@pytest.mark.parametrize(
+    "value, text",
+    [
+        (True, "True"),
+        (1234567, "1,234,567"),
+        (0.1 + 0.2, "0.3"),
+        (np.int64(5), "5"),
+        (np.float32(0.5), "0.5"),
+        (None, "–"),
+        ("a|b", "a|b"),
+        (float("nan"), "nan"),
+    ],
+)
+def test_values_in_a_table(value, text):
+    assert show.format_cell(value) == text
+
+
+def test_rows_of_a_table_may_be_none_or_lack_a_value(shown, capsys):
+    show.show_table([])
+    assert "without rows" in capsys.readouterr().out
+    show.show_table([{"a": 1, "b": 2}, {"a": 3}])
+    assert read(shown).cells == ["1", "2", "3", ""]
+
+
+def test_numbers_stand_to_the_right_unless_told(shown):
+    show.show_table([{"name": "x", "count": 1}])
+    assert re.findall(r"<td style=.text-align:(\w+)", shown[-1]["text/html"]) == ["left", "right"]
+    show.show_table([{"name": "x", "count": 1}], align="cl")
+    assert re.findall(r"<td style=.text-align:(\w+)", shown[-1]["text/html"]) == ["center", "left"]
+
+
+def test_a_figure_has_a_text_for_those_who_cannot_see_it(shown):
+    figure, _ = plt.subplots()
+    show.show_figure(figure, "a line that rises")
+    assert shown[-1]["text/plain"] == "[figure: a line that rises]"
+    assert not plt.fignum_exists(figure.number)
+
+
+def test_tied_parameters_count_once():
+    one = torch.nn.Linear(4, 4, bias=False)
+    two = torch.nn.Linear(4, 4, bias=False)
+    two.weight = one.weight
+    assert show.count_parameters(torch.nn.Sequential(one, two)) == 16

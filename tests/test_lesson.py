@@ -159,7 +159,7 @@ def ask(lesson, check, answer):
     return space
 
 
-CHECK = "@lesson.exercise('05.1')\ndef check():\n    assert answer({0}) == 4, 'twice two is four'"
+CHECK = "@lesson.exercise('07.1')\ndef check():\n    assert answer({0}) == 4, 'twice two is four'"
 
 
 @pytest.mark.parametrize(

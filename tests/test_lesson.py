@@ -136,7 +136,7 @@ def test_the_lessons_publish_what_the_table_says():
 def test_a_misspelt_name_among_wrong_answers_says_so(lesson, shown):
     ask(lesson, CHECK.format(2), lambda x: 2 * x)
     with pytest.raises(CourseError, match="has no 'anwser' to replace"):
-        lesson.refuse("05.1", anwser=[None])
+        lesson.refuse("07.1", anwser=[None])
 
 
 def test_an_unknown_profile_is_a_course_error():

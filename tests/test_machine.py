@@ -140,7 +140,7 @@ def test_a_gpu_whose_driver_is_too_old_for_torch_is_left_alone(
     assert (profiles.choose_profile()[0] is profiles.GPU) == (device == "cuda")
     chosen = machine.choose_device()
     assert os.environ["CUDA_VISIBLE_DEVICES"] == "0", "a question changed something"
-    machine.hide_unusable_gpus(chosen)
+    machine.prepare(chosen, machine.Choice(torch.get_num_threads(), ""), 1)
     assert chosen.value == device
     assert (chosen.reason == "the driver is too old for CUDA 13.0") == (device == "cpu")
     assert os.environ["CUDA_VISIBLE_DEVICES"] == ("" if device == "cpu" else "0")

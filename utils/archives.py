@@ -51,7 +51,10 @@ def _extract(archive: Path, scratch: Path) -> None:
                 # Plain files only, because a link could lead out of the folder.
                 opened.extractall(scratch, [m for m in opened if m.isfile()], filter="data")
     except Exception as error:  # a damaged archive fails in as many ways as there are formats
-        if getattr(error, "errno", None) not in (None, errno.EINVAL):  # the disk's fault, not its own
+        if getattr(error, "errno", None) not in (
+            None,
+            errno.EINVAL,
+        ):  # the disk's fault, not its own
             raise
         what = f"{archive.name} cannot be unpacked: {error}"
         raise CourseError(what, archive.name, "do not use this archive") from error

@@ -15,6 +15,7 @@ from typing import Any
 import numpy as np
 
 Statistic = Callable[..., float]
+Values = Sequence[Any]
 
 
 @dataclass(frozen=True)
@@ -34,18 +35,19 @@ class Interval:
         return not self.low <= 0 <= self.high
 
 
-def accuracy(labels: Sequence[Any], predictions: Sequence[Any]) -> float:
+def accuracy(labels: Values, predictions: Values) -> float:
     """The share of predictions that are right.
 
     >>> accuracy([1, 0, 1, 1], [1, 1, 1, 0])
     0.5
     """
-    return float(np.mean(np.asarray(labels) == np.asarray(predictions)))
+    right = np.asarray(labels) == np.asarray(predictions)
+    return float(right.mean())
 
 
 def bootstrap(
     statistic: Statistic,
-    *columns: Sequence[Any],
+    *columns: Values,
     repeats: int = 1_000,
     seed: int = 0,
 ) -> Interval:
@@ -70,9 +72,9 @@ def bootstrap(
 
 def difference(
     statistic: Statistic,
-    labels: Sequence[Any],
-    ours: Sequence[Any],
-    theirs: Sequence[Any],
+    labels: Values,
+    ours: Values,
+    theirs: Values,
     **options: Any,
 ) -> Interval:
     """What ours has over theirs on the same rows, with its interval.
@@ -87,7 +89,7 @@ def difference(
     return bootstrap(gap, labels, ours, theirs, **options)
 
 
-def mcnemar(ours_right: Sequence[bool], theirs_right: Sequence[bool]) -> float:
+def mcnemar(ours_right: Values, theirs_right: Values) -> float:
     """How often chance alone parts two equal models as far: the exact two-sided test.
 
     Only the rows on which they disagree say anything; each is a coin for two equal models.

@@ -19,10 +19,12 @@ from typing import Any
 from IPython.display import display
 
 from utils import artifacts, machine
+from utils.artifacts import Facts
 from utils.errors import ROOT, CourseError, build_folder
 from utils.profiles import choose_profile
 from utils.show import format_bytes, format_figure
 
+Check = Callable[[], None]
 RECORD_TYPE = "application/vnd.course.record+json"
 # Which lesson publishes which artifact; a test holds this to the notebooks themselves.
 PUBLISHED_BY = {
@@ -45,19 +47,15 @@ class Lesson:
     """
 
     def __init__(self, number: str, profile: str = "auto", seed: int = 42) -> None:
-        import torch
-
         self.number = number
         self.seed = seed
         self.profile, reason = choose_profile(profile)
         self.device = machine.choose_device()
-        machine.hide_unusable_gpus(self.device)
         self.threads = machine.choose_threads(self.profile.threads)
-        torch.set_num_threads(self.threads.value)
         self.dtype = machine.choose_dtype(self.device.value)
         self._inputs: dict[str, str] = {}
-        self._checks: dict[str, Callable[[], None]] = {}
-        machine.set_seed(seed)
+        self._checks: dict[str, Check] = {}
+        machine.prepare(self.device, self.threads, seed)
         facts = machine.machine_facts()
         libraries = ("python", "torch", "transformers", "datasets")
         print(f"lesson {number} | profile {self.profile.name} ({reason}) | seed {seed}")
@@ -69,8 +67,6 @@ class Lesson:
     def pick(self, **sizes: Any) -> Any:
         """The value for this profile: `lesson.pick(smoke=200, laptop=5_000)`."""
         return self.profile.pick(**sizes)
-
-    # artifacts --------------------------------------------------------------------------------------
 
     def folder(self, name: str) -> Path:
         """Where this profile keeps an artifact."""
@@ -84,12 +80,7 @@ class Lesson:
         ...     tokenizer.save_pretrained(folder)
         """
         settings["seed"] = self.seed
-        facts = {
-            "name": name,
-            "lesson": self.number,
-            "settings": settings,
-            "inputs": dict(self._inputs),
-        }
+        facts = {"name": name, "lesson": self.number, "settings": settings, "inputs": self._inputs}
         with artifacts.sealed(self.folder(name), facts) as folder:
             yield folder
         made = artifacts.read_manifest(self.folder(name)) or artifacts.BROKEN
@@ -103,7 +94,8 @@ class Lesson:
         inputs than today's, is an error that names the command: it is never replaced in silence.
         """
         folder = self.folder(name)
-        if artifacts.read_manifest(folder) is None and make and "COURSE_RUN" not in os.environ:
+        missing = artifacts.read_manifest(folder) is None and name in PUBLISHED_BY
+        if missing and make and "COURSE_RUN" not in os.environ:
             self._make(name)
         problem = self._problem(name, settings)
         if problem:
@@ -114,7 +106,7 @@ class Lesson:
         self._inputs[name] = manifest["hash"]
         return folder
 
-    def _problem(self, name: str, settings: dict[str, Any]) -> str:
+    def _problem(self, name: str, settings: Facts) -> str:
         """What is wrong with an artifact, in words; nothing if it can be used."""
         manifest = artifacts.read_manifest(self.folder(name))
         if manifest is None:
@@ -128,7 +120,7 @@ class Lesson:
                 return f"was made with {key}={made!r}, not {wanted!r}"
         return self._stale(manifest)
 
-    def _stale(self, manifest: dict[str, Any]) -> str:
+    def _stale(self, manifest: Facts) -> str:
         """Which input of an artifact, or of its inputs, is another one today."""
         for source, made_from in manifest["inputs"].items():
             current = artifacts.read_manifest(self.folder(source))
@@ -141,33 +133,26 @@ class Lesson:
 
     def _make(self, name: str) -> None:
         """Run the lesson that publishes an artifact, in this interpreter and at this profile."""
-        maker = PUBLISHED_BY.get(name)
-        if maker is None:
-            return
+        maker = PUBLISHED_BY[name]
         profile = self.profile.name
-        print(
-            f"the artifact {name!r} is not there: running lesson {maker} at profile {profile}, "
-            f"{_recorded_time(maker, profile)}",
-            flush=True,
+        held = artifacts.read_json(ROOT / "results" / f"{profile}.json") or {"notebooks": {}}
+        cost = held["notebooks"].get(
+            maker, {"seconds": "an unknown number of", "machine": "no machine"}
         )
+        print(f"the artifact {name!r} is not there: running lesson {maker} at profile {profile}")
+        print(f"it took {cost['seconds']} s where it was recorded ({cost['machine']})", flush=True)
         command = [sys.executable, "-m", "course", "run", "--only", maker]
         command += ["--profile", profile, "--seed", str(self.seed)]
-        child = subprocess.Popen(
-            command,
-            cwd=Path(__file__).parent.parent,
-            stdout=subprocess.PIPE,
-            stderr=subprocess.STDOUT,
-            text=True,
-            encoding="utf-8",
-        )
-        try:
-            for line in child.stdout or ():
-                print(line, end="", flush=True)
-            child.wait()
-        finally:
-            child.terminate()
-
-    # figures ----------------------------------------------------------------------------------------
+        checkout = Path(__file__).parent.parent
+        pipe = subprocess.PIPE
+        with subprocess.Popen(
+            command, cwd=checkout, stdout=pipe, stderr=subprocess.STDOUT
+        ) as child:
+            try:
+                for line in child.stdout or ():
+                    print(line.decode(errors="replace"), end="", flush=True)
+            finally:
+                child.terminate()
 
     def record(
         self,
@@ -191,16 +176,14 @@ class Lesson:
         }
         emit(text, record, quiet=True)
 
-    # exercises --------------------------------------------------------------------------------------
-
-    def exercise(self, name: str) -> Callable[[Callable[[], None]], Callable[[], None]]:
+    def exercise(self, name: str) -> Callable[[Check], Check]:
         """Decorate the check of an exercise: it runs at once and says how the answer does.
 
         A check is a function of no arguments with `assert condition, "a hint"` in it. An answer
         that is still `...`, or raises `NotImplementedError`, is "not attempted".
         """
 
-        def remember(check: Callable[[], None]) -> Callable[[], None]:
+        def remember(check: Check) -> Check:
             self._checks[name] = check
             self._judge(name, "answer", {})
             return check
@@ -217,7 +200,7 @@ class Lesson:
             for value in values if isinstance(values, list) else [values]:
                 self._judge(name, "wrong answer", {answer: value})
 
-    def _judge(self, name: str, which: str, instead: dict[str, Any]) -> None:
+    def _judge(self, name: str, which: str, instead: Facts) -> None:
         """Run a check, show the verdict, store it."""
         if name not in self._checks:
             raise CourseError(f"exercise {name!r} has no check yet", fix="run its check cell first")
@@ -233,7 +216,7 @@ class Lesson:
         )
 
 
-def run_check(check: Callable[[], None], instead: dict[str, Any]) -> tuple[str, str]:
+def run_check(check: Check, instead: Facts) -> tuple[str, str]:
     """Run a check with some names of its notebook replaced: the verdict and the hint."""
     names = check.__globals__
     unknown = [name for name in instead if name not in names]
@@ -258,18 +241,9 @@ def run_check(check: Callable[[], None], instead: dict[str, Any]) -> tuple[str, 
         names.update(originals)
 
 
-def emit(text: str, record: dict[str, Any], quiet: bool = False) -> None:
+def emit(text: str, record: Facts, quiet: bool = False) -> None:
     """Show one line of text, small if it is quiet, and store the record behind it in the cell's output."""
-    data: dict[str, Any] = {"text/plain": text, RECORD_TYPE: record}
+    data: Facts = {"text/plain": text, RECORD_TYPE: record}
     if quiet:
         data["text/html"] = f'<small style="opacity:0.6">{html.escape(text)}</small>'
     display(data, raw=True)
-
-
-def _recorded_time(number: str, profile: str) -> str:
-    """How long a lesson took where it was recorded."""
-    held = artifacts.read_json(ROOT / "results" / f"{profile}.json") or {}
-    cost = held.get("notebooks", {}).get(number)
-    if cost is None:
-        return "which nobody has timed at this profile yet"
-    return f"about {cost['seconds']:.0f} s on {cost['machine']}"

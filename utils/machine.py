@@ -47,9 +47,6 @@ def fastest_of(*works: Callable[[], object], repeats: int = 5) -> list[float]:
     return [min(seconds[1:]) for seconds in times]
 
 
-# memory -----------------------------------------------------------------------------------------
-
-
 def private_memory_name() -> str:
     """Which number of the system's is the private memory of a process here.
 
@@ -83,9 +80,6 @@ def memory_of(pid: int | None = None) -> dict[str, int]:
     info = psutil.Process(pid).memory_info()
     private = getattr(info, "private", info.rss)
     return {"private": private, "mapped": max(0, info.rss - private), "resident": info.rss}
-
-
-# GPUs -------------------------------------------------------------------------------------------
 
 
 @contextlib.contextmanager
@@ -178,9 +172,6 @@ def print_gpu_utilization() -> None:
         )
 
 
-# choices ----------------------------------------------------------------------------------------
-
-
 def choose_device() -> Choice:
     """The accelerator if torch can use one, else the CPU."""
     import torch
@@ -194,12 +185,14 @@ def choose_device() -> Choice:
     return Choice("cpu", reason)
 
 
-def hide_unusable_gpus(device: Choice) -> None:
-    """Keep Accelerate and the Trainer from a GPU that torch counts and cannot use."""
+def prepare(device: Choice, threads: Choice, seed: int) -> None:
+    """Take what was chosen: threads, seed, and no GPU that torch counts and cannot use."""
     import torch
 
     if device.value != "cuda" and torch.cuda.device_count():
-        os.environ["CUDA_VISIBLE_DEVICES"] = ""
+        os.environ["CUDA_VISIBLE_DEVICES"] = ""  # or Accelerate and the Trainer would take it
+    torch.set_num_threads(threads.value)
+    set_seed(seed)
 
 
 def choose_dtype(device: str) -> Choice:

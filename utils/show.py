@@ -89,23 +89,19 @@ def show_table(rows: Iterable[dict[str, Any]], align: str = "") -> None:
         print("(a table without rows)")
         return
     heads = list(rows[0])
-    numbers = [isinstance(rows[0][head], Real) for head in heads]
-    sides = [ALIGN[mark] for mark in align] or ["right" if number else "left" for number in numbers]
-    lines = [_table_row("th", heads, sides)]
-    for row in rows:
-        lines.append(_table_row("td", [row.get(head, "") for head in heads], sides))
-    plain = [" | ".join(map(str, heads))]
-    plain += [" | ".join(format_cell(row.get(head, "")) for head in heads) for row in rows]
-    table = f"<table>{lines[0]}{''.join(lines[1:])}</table>"
-    display({"text/html": table, "text/plain": "\n".join(plain)}, raw=True)
-
-
-def _table_row(tag: str, values: list[Any], sides: list[str]) -> str:
-    """One line of a table in HTML."""
-    cells = []
-    for value, side in zip(values, sides):
-        cells.append(f'<{tag} style="text-align:{side}">{cell_html(value)}</{tag}>')
-    return f"<tr>{''.join(cells)}</tr>\n"
+    align = align or "".join("r" if isinstance(rows[0][head], Real) else "l" for head in heads)
+    lines = [heads]
+    lines += [[row.get(head, "") for head in heads] for row in rows]
+    table = ""
+    plain = ""
+    for line in lines:
+        tag = "th" if line is heads else "td"
+        for value, mark in zip(line, align, strict=True):
+            table += f'<{tag} style="text-align:{ALIGN[mark]}">{cell_html(value)}</{tag}>'
+        table = f"{table}</tr>\n<tr>"
+        plain += " | ".join(map(format_cell, line)) + "\n"
+    table = f"<table><tr>{table.removesuffix('<tr>')}</table>"
+    display({"text/html": table, "text/plain": plain.rstrip()}, raw=True)
 
 
 def show_figure(figure: Any, alt: str) -> None:

@@ -294,7 +294,7 @@ def choose_layout(
             best = layout
             fastest = seconds
     if best is None:
-        what = "no layout fits: " + "; ".join(reasons)
+        what = "\n  ".join(["no layout fits", *reasons])
         raise CourseError(what, machine.name, "take other devices, or another batch")
     return best, reasons
 

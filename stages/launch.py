@@ -200,16 +200,16 @@ def wait_for_end(children: list[Any], folder: Path, seconds: float) -> None:
     limit = seconds + 0.5
     end = time.monotonic() + START_LIMIT + limit
     ready = False
-    while time.monotonic() < end and any(child.is_alive() for child in children):
+    while time.monotonic() < end:
         running = [child.sentinel for child in children if child.is_alive()]
+        if not running:
+            return
         wait(running, timeout=end - time.monotonic() if ready else 0.02)
         if any(child.exitcode for child in children):
             break
         if not ready and len(list(folder.glob("*.ready"))) == len(children):
             ready = True
             end = time.monotonic() + limit
-    else:
-        return
     # The partners of a rank that failed may leave their errors too.
     for child in children:
         child.join(timeout=0.3)

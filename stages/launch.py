@@ -1,13 +1,15 @@
-"""Floor 3: functions on several processes from a notebook.
+"""Functions on several processes, from a notebook.
 
     launch(function, world=4) -> a result a rank, or one error that names the rank that failed first
 
-The processes are forks of the kernel, which have its functions and data at once; where that cannot
-be they are spawned. Each finds its place in RANK, LOCAL_RANK and WORLD_SIZE, and is in a group.
+The processes are forks of the kernel, which have its functions and data at once; where a fork
+cannot work they are spawned. Each finds its place in RANK, LOCAL_RANK and WORLD_SIZE, is a member
+of one process group, and leaves files: `0.ready`, `0.out`, `0.log`, `0.stack`, `0.error`, `0.pt`.
 """
+
 from __future__ import annotations
 
-import multiprocessing as mp
+import multiprocessing
 import os
 import re
 import signal
@@ -28,11 +30,15 @@ import torch.distributed as dist
 
 from utils.errors import Choice, CourseError
 
+# Seconds that a rank may take to import its libraries and join the group.
+START_LIMIT = 60
+
 
 def free_port() -> int:
-    """A port that nobody listens on now; another may still take it first.
+    """A port that nobody listens on now, for launchers that need one; `launch` does not.
 
-    For launchers that must have one. It is better than their fixed 29500, and `launch` needs none.
+    >>> 1024 < free_port() < 65536
+    True
     """
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))
@@ -41,12 +47,12 @@ def free_port() -> int:
 
 def start_method() -> Choice:
     """Fork if a fork of this kernel can work, else spawn, and why."""
-    state = sys.modules.get("accelerate.state")
-    if "fork" not in mp.get_all_start_methods():
+    if "fork" not in multiprocessing.get_all_start_methods():
         return Choice("spawn", "this system has no fork")
     if sys.platform == "darwin":
         return Choice("spawn", "system libraries of macOS do not survive a fork")
-    if state and state.PartialState._shared_state:
+    accelerate = sys.modules.get("accelerate.state")
+    if accelerate and accelerate.PartialState._shared_state:
         return Choice("spawn", "this kernel made an Accelerator: a fork would think it is alone")
     if torch.cuda.is_initialized():
         return Choice("spawn", "this kernel has used the GPU, and a fork of it could not")
@@ -56,49 +62,68 @@ def start_method() -> Choice:
 def rank_device(least: int = 1) -> torch.device:
     """This rank's own GPU if the machine has one for each rank, and `least` in all, else the CPU.
 
-    To compare one process with two, ask for two: or the one would use a GPU, and the two could not.
+    To compare one process with two, ask for two: else the one might use a GPU where the two cannot.
+
+    >>> rank_device(least=1_000_000)
+    device(type='cpu')
     """
-    local, many = (int(os.environ.get(name, 0)) for name in ("LOCAL_RANK", "LOCAL_WORLD_SIZE"))
-    each = many and max(many, least) <= torch.cuda.device_count()
-    return torch.device("cuda", local) if each else torch.device("cpu")
+    ranks_here = int(os.environ.get("LOCAL_WORLD_SIZE", "0"))
+    if ranks_here and max(ranks_here, least) <= torch.cuda.device_count():
+        return torch.device("cuda", int(os.environ.get("LOCAL_RANK", "0")))
+    return torch.device("cpu")
 
 
-def require_world(wanted: int) -> None:
-    """Stop a run that was started as fewer processes than were asked for."""
-    found = int(os.environ.get("WORLD_SIZE", 1))
-    if found != wanted:
-        raise CourseError(f"this run has {found} process(es), not {wanted}", "WORLD_SIZE",
-                          f"start it with torchrun --nproc_per_node {wanted}")
+def require_world(expected: int) -> None:
+    """Stop a run that was started as another number of processes than it is meant for."""
+    started = int(os.environ.get("WORLD_SIZE", "1"))
+    if started != expected:
+        problem = f"this run has {started} process(es), not {expected}"
+        raise CourseError(problem, "WORLD_SIZE", f"torchrun --nproc_per_node {expected}")
 
 
-def note_stack_after(seconds: float, path: Path) -> None:
-    """Write down, later, where this process is, the innermost call first.
+def write_stack_after(seconds: float, path: Path) -> None:
+    """Write down, later, which calls the main thread is in, the innermost first.
 
-    By a thread that holds the interpreter: `faulthandler` reads frames while they change, and may crash.
+    A thread does it that holds the interpreter: `faulthandler` reads frames while they change.
     """
-    def note() -> None:
-        frame, calls = sys._current_frames()[threading.main_thread().ident], []
-        while frame:
-            calls.append(f"{frame.f_code.co_name}:{frame.f_lineno}")
-            frame = frame.f_back
+
+    def write() -> None:
+        frame = sys._current_frames()[threading.main_thread().ident or 0]
+        calls = [f"{line[0].f_code.co_name}:{line[1]}" for line in traceback.walk_stack(frame)]
         path.write_text("\n".join(calls))
-    timer = threading.Timer(seconds, note)
+
+    timer = threading.Timer(seconds, write)
     timer.daemon = True
     timer.start()
 
 
+def exit_with_parent() -> None:
+    """End this child as soon as its parent has ended, however that happened."""
+    parent = multiprocessing.parent_process()
+    if parent is not None:
+        wait([parent.sentinel])
+        os._exit(1)
+
+
 def become_rank(rank: int, folder: Path, world: int, seconds: float) -> None:
     """Give a child its place, its files, one thread, and an end if its parent ends."""
-    signal.signal(signal.SIGINT, signal.SIG_IGN)  # the parent decides
-    parent = mp.parent_process().sentinel
-    threading.Thread(target=lambda: (wait([parent]), os._exit(1)), daemon=True).start()
-    sys.stdout, sys.stderr = (open(folder / f"{rank}.{kind}", "w", 1) for kind in ("said", "log"))
-    os.dup2(sys.stderr.fileno(), 1), os.dup2(sys.stderr.fileno(), 2)  # what C++ code prints
-    note_stack_after(60 + seconds, folder / f"{rank}.stack")  # should it never get ready
-    places = dict(RANK=rank, LOCAL_RANK=rank, WORLD_SIZE=world, LOCAL_WORLD_SIZE=world,
-                  OMP_NUM_THREADS=1)
-    os.environ |= {name: str(value) for name, value in places.items()}
-    torch.set_num_threads(1)  # a fork may not wait for threads that only its parent has
+    # An interrupt reaches the whole group: the parent decides what it means.
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    threading.Thread(target=exit_with_parent, daemon=True).start()
+    sys.stdout = open(folder / f"{rank}.out", "w", buffering=1)
+    sys.stderr = open(folder / f"{rank}.log", "w", buffering=1)
+    # What C++ code prints goes to the log too.
+    os.dup2(sys.stderr.fileno(), 1)
+    os.dup2(sys.stderr.fileno(), 2)
+    # For a rank that never gets ready; otherwise a later stack takes its place.
+    write_stack_after(START_LIMIT + seconds, folder / f"{rank}.stack")
+    for name in ("RANK", "LOCAL_RANK"):
+        os.environ[name] = str(rank)
+    for name in ("WORLD_SIZE", "LOCAL_WORLD_SIZE"):
+        os.environ[name] = str(world)
+    os.environ["OMP_NUM_THREADS"] = "1"
+    # A fork would wait for ever for threads that only its parent has.
+    torch.set_num_threads(1)
 
 
 def work_as_rank(packed: Any, rank: int, folder: Path, world: int, seconds: float) -> None:
@@ -106,85 +131,122 @@ def work_as_rank(packed: Any, rank: int, folder: Path, world: int, seconds: floa
     become_rank(rank, folder, world, seconds)
     try:
         function, arguments = dill.loads(packed) if isinstance(packed, bytes) else packed
-        if rank_device().type == "cuda":
-            torch.cuda.set_device(rank)
-        dist.init_process_group("gloo" if rank_device().type == "cpu" else None, rank=rank,
-                                world_size=world, init_method=(folder / "meet").as_uri())
-        (folder / f"{rank}.ready").touch()  # imports are over: the clock starts here
-        note_stack_after(seconds, folder / f"{rank}.stack")
+        device = rank_device()
+        if device.type == "cuda":
+            torch.cuda.set_device(device)
+        backend = "gloo" if device.type == "cpu" else None
+        # The ranks meet in a file, which unlike a port nobody else can take.
+        meeting = (folder / "meeting").as_uri()
+        dist.init_process_group(backend, rank=rank, world_size=world, init_method=meeting)
+        # Imports are over: the parent's clock starts here.
+        (folder / f"{rank}.ready").touch()
+        write_stack_after(seconds, folder / f"{rank}.stack")
         torch.save(function(*arguments), folder / f"{rank}.pt")
-        dist.barrier()  # nobody leaves while another still talks to it
+        # Nobody leaves while another still talks to it.
+        dist.barrier()
         sys.stdout.flush()
-        os._exit(0)  # a fork must not run its parent's clean-up
+        # A fork must not run its parent's clean-up.
+        os._exit(0)
     except BaseException:
         (folder / f"{rank}.error").write_text(traceback.format_exc())
         os._exit(1)
 
 
-def explain(children: list[mp.Process], folder: Path, seconds: float) -> CourseError:
-    """The first failure, in words: who died in silence, else who raised first, else who hangs."""
+def find_silent_death(children: list[Any], folder: Path) -> CourseError | None:
+    """The first rank that ended without leaving an error, if one did."""
     for rank, child in enumerate(children):
         if child.exitcode and not (folder / f"{rank}.error").exists():
             how = "by signal" if child.exitcode < 0 else "with status"
-            return CourseError(f"rank {rank} ended {how} {abs(child.exitcode)}, without an error",
-                               fix="look at the memory first")
-    if errors := sorted(folder.glob("*.error"), key=lambda path: path.stat().st_mtime_ns):
-        text = re.sub(r"\[/\S+/(\S+)\]", r"[\1]", errors[0].read_text().strip())
-        said = re.split(r"\n(?=[A-Za-z_.]+(?:Error|Exception|Interrupt|Exit)\b)", text)[-1]
-        calls = re.findall(r"line (\d+), in (\S+)", text)[::-1]
-        said = said.split("Exception raised")[0]  # C++ frames follow
-        return CourseError(f"rank {errors[0].stem} failed first: {said}",
-                           " < ".join(f"{name}:{line}" for line, name in calls[:4]),
-                           "mend that one; the others only lost their partner")
-    waiting = [f"after {seconds:g} s these ranks still work or wait, the innermost call first:"]
-    for rank in (rank for rank, child in enumerate(children) if child.is_alive()):
-        stack = folder / f"{rank}.stack"
-        calls = stack.read_text().split("\n") if stack.exists() else ["not ready yet"]
-        waiting.append(f"  rank {rank}: " + " < ".join(calls[:4]))
-    return CourseError("\n".join(waiting), fix="find the collective that not every rank calls")
+            problem = f"rank {rank} ended {how} {abs(child.exitcode)}, without an error"
+            return CourseError(problem, fix="look at the memory first")
+    return None
 
 
-def wait_for(children: list[mp.Process], folder: Path, seconds: float) -> None:
-    """Until all have ended, or one has failed, or the time is over since all were ready."""
-    latest = time.monotonic() + 60
-    while len([*folder.glob("*.ready")]) < len(children) and time.monotonic() < latest and not any(
-            child.exitcode for child in children):
-        time.sleep(0.01)
-    end = time.monotonic() + seconds + 0.5  # the children write their stacks down first
-    while (alive := [c.sentinel for c in children if c.is_alive()]) and time.monotonic() < end:
-        wait(alive, timeout=max(0, end - time.monotonic()))
+def find_first_error(folder: Path) -> CourseError | None:
+    """The error that was written first, with the innermost calls, if a rank raised one."""
+    errors = sorted(folder.glob("*.error"), key=lambda path: path.stat().st_mtime_ns)
+    if not errors:
+        return None
+    # torch writes the full path of a C++ file in brackets: the file is enough.
+    text = re.sub(r"\[/\S+/(\S+)\]", r"[\1]", errors[0].read_text().strip())
+    last = re.split(r"\n(?=[A-Za-z_.]+(?:Error|Exception|Interrupt|Exit)\b)", text)[-1]
+    # Behind these words torch lists the frames of C++.
+    message = last.split("Exception raised")[0]
+    calls = [f"{name}:{line}" for line, name in re.findall(r"line (\d+), in (\S+)", text)]
+    innermost = " < ".join(calls[::-1][:4])
+    fix = "mend that one; the others only lost their partner"
+    return CourseError(f"rank {errors[0].stem} failed first: {message}", innermost, fix)
+
+
+def find_problem(children: list[Any], folder: Path, seconds: float) -> CourseError | None:
+    """What went wrong, if anything: a silent death, else the first error, else a hang."""
+    if all(child.exitcode == 0 for child in children):
+        return None
+    known = find_silent_death(children, folder) or find_first_error(folder)
+    if known:
+        return known
+    lines = [f"after {seconds:g} s these ranks still work or wait, the innermost call first:"]
+    for rank, child in enumerate(children):
+        if child.is_alive():
+            stack = folder / f"{rank}.stack"
+            calls = stack.read_text().splitlines() if stack.exists() else ["not ready yet"]
+            lines.append(f"  rank {rank}: " + " < ".join(calls[:4]))
+    return CourseError("\n".join(lines), fix="find the collective that not every rank calls")
+
+
+def wait_for_end(children: list[Any], folder: Path, seconds: float) -> None:
+    """Wait until all have ended, or one has failed, or the time is over since all were ready."""
+    # The children write their stacks down when the time is over: they are read a little later.
+    limit = seconds + 0.5
+    end = time.monotonic() + START_LIMIT + limit
+    ready = False
+    while time.monotonic() < end:
+        running = [child.sentinel for child in children if child.is_alive()]
+        if not running:
+            return
+        wait(running, timeout=end - time.monotonic() if ready else 0.02)
         if any(child.exitcode for child in children):
-            return time.sleep(0.3)  # its neighbours may have failed before it
+            break
+        if not ready and len(list(folder.glob("*.ready"))) == len(children):
+            ready = True
+            end = time.monotonic() + limit
+    # The partners of a rank that failed may leave their errors too.
+    for child in children:
+        child.join(timeout=0.3)
 
 
-def launch(function: Callable, *arguments: Any, world: int = 2, seconds: float = 120,
-           start: str = "") -> list[Any]:
-    """Run a function on `world` processes; print what they said, return each rank's result.
+def launch(
+    function: Callable, *arguments: Any, world: int = 2, seconds: float = 120, start: str = ""
+) -> list[Any]:
+    """Run a function on `world` processes; print what they printed, return each rank's result.
 
     >>> launch(lambda: dist.get_rank(), world=2)                   # doctest: +SKIP
     [0, 1]
     """
-    context = mp.get_context(start or start_method().value)
-    packed: Any = (function, arguments)
-    if context.get_start_method() != "fork":
-        packed = dill.dumps(packed, recurse=True)  # functions of a notebook travel by value
+    method = start or start_method().value
+    work: Any = (function, arguments)
+    if method != "fork":
+        # Functions of a notebook travel by value.
+        work = dill.dumps(work, recurse=True)
     with tempfile.TemporaryDirectory(ignore_cleanup_errors=True) as scratch:
-        folder, given = Path(scratch), (Path(scratch), world, seconds)
-        children = [context.Process(target=work_as_rank, args=(packed, rank, *given))
-                    for rank in range(world)]
+        folder = Path(scratch)
+        children: list[Any] = []
         try:
-            for child in children:
+            for rank in range(world):
+                place = (work, rank, folder, world, seconds)
+                child = multiprocessing.get_context(method).Process(target=work_as_rank, args=place)
                 child.start()
-            wait_for(children, folder, seconds)
-            good = all(child.exitcode == 0 for child in children)
-            problem = None if good else explain(children, folder, seconds)
+                children.append(child)
+            wait_for_end(children, folder, seconds)
+            problem = find_problem(children, folder, seconds)
         finally:
-            for child in filter(lambda c: c.pid, children):
-                child.kill()  # SIGTERM is ignored inside a collective
+            for child in children:
+                # SIGTERM would be ignored inside a collective.
+                child.kill()
                 child.join()
-        for said in sorted(folder.glob("*.said")):
-            for line in said.read_text().splitlines():
-                print(f"rank {said.stem} | {line}")
+        for rank in range(world):
+            for line in (folder / f"{rank}.out").read_text().splitlines():
+                print(f"rank {rank} | {line}")
         if problem:
             raise problem
         return [torch.load(folder / f"{rank}.pt", weights_only=True) for rank in range(world)]

@@ -1,15 +1,14 @@
-"""Floor 1: the memory that a piece of work takes, measured or predicted.
+"""The memory that a piece of work takes, measured or predicted.
 
-Three readings. `run_fresh`: what the system says of a whole process; `driver_bytes`: what a GPU's
-driver says of its card. `measure_peak`: what torch's allocator gave out. `predict_memory`: the same
-work on tensors without contents, for any model and any size, in no memory at all; `LiveTensors`
-does the counting there.
+    run_fresh(work)       what the system says of a whole fresh process
+    driver_bytes()        what the driver of a GPU says of its card
+    measure_peak(work)    what torch's allocator had given out at once
+    predict_memory(work)  the same on tensors without contents, for any size, in no memory at all
 
-A notebook's kernel remembers everything done before, so a function is measured in a fresh Python.
-Its parent reads, every few milliseconds, the memory that the system could not take back by
-dropping file pages: `RssAnon` on Linux, private bytes on Windows. macOS tells a process nothing
-of the kind; there the whole resident memory is read, and `measure()` says so.
+A notebook's kernel remembers everything done before, so `run_fresh` starts a Python of its own and
+reads, every few milliseconds, the memory that the system could not take back from it.
 """
+
 from __future__ import annotations
 
 import gc
@@ -34,12 +33,12 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
 from utils.errors import CourseError
-from utils.machine import memory_of
+from utils.machine import memory_of, nvidia_driver
 
-CHILD = """
+PROGRAM = """
 import json, sys
 sys.path[:] = json.loads(sys.argv[1])
-{program}
+{source}
 result = {name}(*json.loads(sys.argv[2]))
 with open(sys.argv[3], "w", encoding="utf-8") as file:
     json.dump(result, file)
@@ -48,12 +47,15 @@ with open(sys.argv[3], "w", encoding="utf-8") as file:
 
 @dataclass(frozen=True)
 class FreshRun:
-    """What a function returned in a fresh process, and the most memory it held there, in bytes."""
+    """What a function returned in a fresh process, and the most bytes that were seen there.
+
+    `private` is its own memory, `resident` counts mapped files too, `readings` says how often.
+    """
 
     result: Any
-    private: int  # the highest reading of private memory
-    resident: int  # the highest reading of all memory, mapped files included
-    readings: int  # how many there were: what rises and falls between two is not seen
+    private: int
+    resident: int
+    readings: int
 
 
 def run_fresh(function: Callable, *arguments: Any, every: float = 0.005) -> FreshRun:
@@ -66,41 +68,53 @@ def run_fresh(function: Callable, *arguments: Any, every: float = 0.005) -> Fres
     [1, 2, 3]
     """
     source = textwrap.dedent(inspect.getsource(function))
-    program = CHILD.format(program=source, name=function.__name__)
+    program = PROGRAM.format(source=source, name=function.__name__)
     with tempfile.TemporaryDirectory() as scratch:
-        answer, said = Path(scratch, "answer.json"), Path(scratch, "said.txt")
-        given = json.dumps(sys.path), json.dumps(arguments)
-        command = [sys.executable, "-c", program, *given, str(answer)]
-        with said.open("w") as log, subprocess.Popen(command, stdout=log, stderr=log) as child:
-            peaks = watch(child, every)
+        answer = Path(scratch, "answer.json")
+        output = Path(scratch, "output.txt")
+        command = [sys.executable, "-c", program]
+        command += [json.dumps(sys.path), json.dumps(arguments), str(answer)]
+        with output.open("w") as log, subprocess.Popen(command, stdout=log, stderr=log) as child:
+            readings = watch(child, every)
         if child.returncode:
-            raise failure(function, child.returncode, said.read_text(errors="replace"))
-        return FreshRun(json.loads(answer.read_text("utf-8")), *peaks)
+            lines = output.read_text(errors="replace").strip().splitlines()
+            last = lines[-1] if lines else "it printed nothing"
+            problem = f"{function.__name__} failed in its own process: {last}"
+            place = f"exit status {child.returncode}"
+            raise CourseError(problem, place, "run it here to see all of it")
+        private = max((memory["private"] for memory in readings), default=0)
+        resident = max((memory["resident"] for memory in readings), default=0)
+        return FreshRun(json.loads(answer.read_text("utf-8")), private, resident, len(readings))
 
 
-def failure(function: Callable, status: int, said: str) -> CourseError:
-    """What went wrong in a child, from the last line of what it said."""
-    last = (said.strip().splitlines() or ["it said nothing"])[-1]
-    return CourseError(f"{function.__name__} failed in its own process: {last}",
-                       f"exit status {status}", "run it here to see all of it")
-
-
-def watch(child: subprocess.Popen, every: float) -> tuple[int, int, int]:
-    """The most private and resident memory of a child until it ends, and how often it was read."""
-    readings = [(0, 0)]
+def watch(child: subprocess.Popen, every: float) -> list[dict[str, int]]:
+    """Readings of a child's memory until it ends; it is ended if the watcher is interrupted."""
+    readings = []
     try:
         while child.poll() is None:
-            try:
-                memory = memory_of(child.pid)
-            except (OSError, psutil.Error):  # it ended between the two calls
-                break
-            readings.append((memory["private"], memory["resident"]))
+            readings.append(memory_of(child.pid))
             time.sleep(every)
+    except (OSError, psutil.Error):
+        # It ended between the two calls.
         child.wait()
     finally:
-        child.kill()  # does nothing to one that has ended
+        # This does nothing to a process that has ended.
+        child.kill()
         child.wait()
-    return *map(max, zip(*readings)), len(readings) - 1
+    return readings
+
+
+def driver_bytes() -> int:
+    """Bytes in use on torch's current GPU, by all programs: what `nvidia-smi` shows of this card.
+
+    The card is found by its UUID, since `CUDA_VISIBLE_DEVICES` gives torch other numbers.
+    """
+    current = torch.cuda.get_device_properties(torch.cuda.current_device())
+    with nvidia_driver() as driver:
+        if driver is None:
+            return torch.cuda.memory_reserved()
+        card = driver.nvmlDeviceGetHandleByUUID(f"GPU-{current.uuid}")
+        return int(driver.nvmlDeviceGetMemoryInfo(card).used)
 
 
 class LiveTensors(TorchDispatchMode):
@@ -118,22 +132,26 @@ class LiveTensors(TorchDispatchMode):
 
     def __init__(self, given: Iterable[torch.Tensor] = ()) -> None:
         super().__init__()
-        self.now = self.peak = 0
-        self.curve: list[int] = []  # `now` after every later birth and death
+        self.now = 0
+        self.peak = 0
+        # The value of `now` after every later birth and death.
+        self.curve: list[int] = []
         self._alive: dict[int, weakref.ref] = {}
         for tensor in given:
-            self._meet(tensor)
+            self._count(tensor)
         self.curve.clear()
 
-    def _meet(self, tensor: torch.Tensor) -> None:
+    def _count(self, tensor: torch.Tensor) -> None:
+        """Count a tensor's storage from now on, until it is freed."""
         storage = tensor.untyped_storage()
-        key, size = storage._cdata, storage.nbytes()
-        if key not in self._alive:
-            self._alive[key] = weakref.ref(storage, lambda _: self._part(key, size))
+        address = storage._cdata
+        size = storage.nbytes()
+        if address not in self._alive:
+            self._alive[address] = weakref.ref(storage, lambda _: self._forget(address, size))
             self._change(size)
 
-    def _part(self, key: int, size: int) -> None:
-        del self._alive[key]
+    def _forget(self, address: int, size: int) -> None:
+        del self._alive[address]
         self._change(-size)
 
     def _change(self, size: int) -> None:
@@ -141,16 +159,16 @@ class LiveTensors(TorchDispatchMode):
         self.peak = max(self.peak, self.now)
         self.curve.append(self.now)
 
-    def __torch_dispatch__(self, function: Any, types: Any, args: Any = (),
-                           kwargs: Any = None) -> Any:
-        made = function(*args, **(kwargs or {}))
-        if isinstance(made, torch.Tensor):  # most operations make one tensor: no tree to search
-            self._meet(made)
-            return made
-        for leaf in tree_leaves(made):
+    def __torch_dispatch__(
+        self, operation: Any, types: Any, args: Any = (), kwargs: Any = None
+    ) -> Any:
+        result = operation(*args, **(kwargs or {}))
+        # Most operations make one tensor: then there is no tree to search.
+        leaves = [result] if isinstance(result, torch.Tensor) else tree_leaves(result)
+        for leaf in leaves:
             if isinstance(leaf, torch.Tensor):
-                self._meet(leaf)
-        return made
+                self._count(leaf)
+        return result
 
 
 def predict_memory(work: Callable[[], object]) -> LiveTensors:
@@ -172,45 +190,27 @@ def measure_peak(work: Callable[[], object], device: str = "cpu") -> int:
     if device not in ("cpu", "cuda"):
         raise CourseError("this device's allocator reports no peak", device, 'measure on "cpu"')
     gc.collect()
-    if device == "cuda":
-        torch.cuda.synchronize()
-        torch.cuda.reset_peak_memory_stats()
-        before = torch.cuda.memory_allocated()
-        work()
-        return torch.cuda.max_memory_allocated() - before
-    return max(allocator_curve(work))
+    if device == "cpu":
+        return max(allocator_curve(work))
+    torch.cuda.synchronize()
+    torch.cuda.reset_peak_memory_stats()
+    before = torch.cuda.memory_allocated()
+    work()
+    return torch.cuda.max_memory_allocated() - before
 
 
 def allocator_curve(work: Callable[[], object]) -> list[int]:
     """Bytes given out by the CPU allocator after each of its calls, as the profiler saw them."""
-    os.environ.setdefault("KINETO_LOG_LEVEL", "99")  # the profiler's greetings are not our output
-    kinds = [torch.profiler.ProfilerActivity.CPU]
-    with torch.profiler.profile(activities=kinds, profile_memory=True, acc_events=False) as seen:
+    # The profiler's greetings are not our output.
+    os.environ.setdefault("KINETO_LOG_LEVEL", "99")
+    activities = [torch.profiler.ProfilerActivity.CPU]
+    with torch.profiler.profile(
+        activities=activities, profile_memory=True, acc_events=False
+    ) as profile:
         work()
-    calls = [e for e in seen.profiler.kineto_results.events() if e.name() == "[memory]"]
+    events = profile.profiler.kineto_results.events()
+    calls = [event for event in events if event.name() == "[memory]"]
     curve = [0]
-    for call in sorted(calls, key=lambda e: e.start_ns()):
+    for call in sorted(calls, key=lambda event: event.start_ns()):
         curve.append(curve[-1] + call.nbytes())
     return curve
-
-
-def saved_bytes(work: Callable[[], torch.Tensor], parameters: Iterable[torch.Tensor] = ()) -> int:
-    """Bytes that autograd keeps for the backward pass of `work`, the parameters left out.
-
-    >>> x = torch.ones(10, requires_grad=True)
-    >>> saved_bytes(lambda: (x * x).sum(), [x]), saved_bytes(lambda: x.exp().sum())
-    (0, 40)
-    """
-    own = {p.untyped_storage()._cdata for p in parameters}
-    sizes: dict[int, int] = {}
-
-    def keep(tensor: torch.Tensor) -> torch.Tensor:
-        storage = tensor.untyped_storage()
-        if storage._cdata not in own:
-            sizes[storage._cdata] = storage.nbytes()
-        return tensor
-
-    with torch.autograd.graph.saved_tensors_hooks(keep, lambda tensor: tensor):
-        result = work()
-    del result  # only now may the kept tensors go, and their addresses be used again
-    return sum(sizes.values())

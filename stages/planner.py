@@ -1,92 +1,146 @@
-"""Floor 3: what a training run takes, before it is paid for: memory, layout, days, energy, money.
+"""What a training run takes, before it is paid for: memory, layout, days, energy, money.
 
     Shape, tokens, Machine -> plan() -> Plan, with its reasons
 
 Three things are assumed and not computed: the share of the peak rate that a class of code reaches
-(`EFFICIENCY`), the power that cooling adds (`OVERHEAD`), and prices. All stand here, in the open.
+(`EFFICIENCY`), the power that cooling adds (`COOLING`), and prices. All stand here, in the open.
 """
+
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass, field
+from dataclasses import dataclass
+from typing import Annotated
+
+import pydantic
+from pydantic import Field
+
+from utils.errors import CourseError
 
 # Share of the peak rate that useful arithmetic reaches, by the class of a run. The first two follow
 # reports on speed: Megatron-LM (2021, Table 1: 44 to 52% on A100), PaLM (2022: 46%), Llama 3 (2024,
 # Table 4: 38 to 43% on H100). "library loop" was set from the two CodeParrot runs of lesson 12, so
 # those do not test it. The others are rules of thumb.
-EFFICIENCY = {"tuned": 0.45, "tuned, H100": 0.40, "small model": 0.30, "library loop": 0.10,
-              "two CPU cores": 0.60}
-RECOMPUTE = 0.75  # with activation checkpointing, three of four multiplications are useful ones
-OVERHEAD = 1.1  # watts at the meter for a watt in the machine
+EFFICIENCY = {
+    "tuned": 0.45,
+    "tuned, H100": 0.40,
+    "small model": 0.30,
+    "library loop": 0.10,
+    "two CPU cores": 0.60,
+}
+# With activation checkpointing three of four multiplications are useful ones.
+RECOMPUTE = 0.75
+# Watts at the meter for a watt in the machine.
+COOLING = 1.1
+# How much of a device's memory a plan may fill.
+USABLE = 0.9
+
+Positive = Annotated[float, Field(gt=0)]
+Count = Annotated[int, Field(ge=1)]
 
 
-@dataclass(frozen=True)
+@pydantic.dataclasses.dataclass(frozen=True)
 class Shape:
     """What the arithmetic of a decoder depends on."""
 
-    parameters: float
-    layers: int
-    width: int
-    context: int
-    vocabulary: int = 50_000
+    parameters: Positive
+    layers: Count
+    width: Count
+    context: Count
+    vocabulary: Count = 50_000
 
-    def flops_per_token(self) -> float:
+    def estimated_flops_per_token(self) -> float:
         """Multiplications and additions of a training step for one token: 6 N + 12 L d T.
 
-        >>> round(Shape(124e6, 12, 768, 1024).flops_per_token() / 1e9, 2)
+        Every parameter counts; `stages.recipe.flops_per_token` leaves out a model's lookups.
+
+        >>> round(Shape(124e6, 12, 768, 1024).estimated_flops_per_token() / 1e9, 2)
         0.86
         """
         return 6 * self.parameters + 12 * self.layers * self.width * self.context
 
 
-@dataclass(frozen=True)
+@pydantic.dataclasses.dataclass(frozen=True)
 class Machine:
-    """One device, and its links to its neighbours and to the other nodes, in SI units."""
+    """One device with its share of the node, and its links to neighbours and to other nodes."""
 
     name: str
-    flops: float  # peak, bfloat16, dense
-    memory: float
-    watts: float  # at full load, with its share of the node
-    hourly: float  # US dollars an hour; an assumption, ask for today's
-    inside: float = 0.0  # bytes a second between devices of a node
-    outside: float = 0.0  # and to other nodes
-    node: int = 8
+    flops: Positive  # a second at best, in bfloat16, dense
+    memory: Positive
+    watts: Positive
+    hourly: Annotated[float, Field(ge=0)]  # an assumption: ask for today's price
+    inside: Annotated[float, Field(ge=0)] = 0.0  # bytes a second, within a node
+    outside: Annotated[float, Field(ge=0)] = 0.0  # and to other nodes
+    node: Count = 8
 
 
-MACHINES = {m.name: m for m in (
-    Machine("2 CPU cores", 0.4e12, 8e9, 30, 0.10, node=1),
-    Machine("T4", 65e12, 16e9, 100, 0.35, node=1),
-    Machine("RTX 4090", 165e12, 24e9, 500, 0.40, 25e9, 3e9),
-    Machine("A100", 312e12, 80e9, 500, 1.80, 300e9, 25e9),
-    Machine("A100-40", 312e12, 40e9, 500, 1.30, 300e9, 25e9),
-    Machine("H100", 989e12, 80e9, 1000, 2.80, 450e9, 50e9))}
+MACHINES = {
+    "2 CPU cores": Machine("2 CPU cores", 0.4e12, 8e9, 30, 0.10, node=1),
+    "T4": Machine("T4", 65e12, 16e9, 100, 0.35, node=1),
+    "A100": Machine("A100", 312e12, 80e9, 500, 1.80, 300e9, 25e9),
+    "A100-40": Machine("A100-40", 312e12, 40e9, 500, 1.30, 300e9, 25e9),
+    "H100": Machine("H100", 989e12, 80e9, 1000, 2.80, 450e9, 50e9),
+}
+
+
+@dataclass(frozen=True)
+class Link:
+    """What a message costs: a start, and the time of its bytes, one way."""
+
+    latency: float
+    bandwidth: float
+
+    def seconds(self, kind: str, size: float, world: int) -> float:
+        """The time of a collective over a ring.
+
+        >>> Link(0.001, 1e9).seconds("all_reduce", 4e9, 4)
+        6.006
+        """
+        rounds = {"all_reduce": 2, "all_gather": 1, "reduce_scatter": 1}[kind] * (world - 1)
+        return rounds * (self.latency + size / world / self.bandwidth) if rounds else 0.0
 
 
 @dataclass(frozen=True)
 class Layout:
-    """How a model lies on devices: tensor x pipeline x data parallel, states sharded or not."""
+    """How a model lies on devices; `shards` of the data parallel ones share a copy of the states."""
 
-    tensor: int
-    pipeline: int
-    data: int
-    sharded: bool
-    checkpointing: bool
-    devices = property(lambda self: self.tensor * self.pipeline * self.data)
+    tensor: int = 1
+    pipeline: int = 1
+    data: int = 1
+    shards: int = 1
+    checkpointing: bool = False
+
+    @property
+    def devices(self) -> int:
+        """All devices of the run."""
+        return self.tensor * self.pipeline * self.data
+
+    @property
+    def name(self) -> str:
+        """What this layout is called.
+
+        >>> Layout(data=16, shards=8).name, Layout(tensor=8, pipeline=2, data=4, shards=4).name
+        ('FSDP over 8, DDP over 2', 'tensor 8, pipeline 2, FSDP over 4')
+        """
+        sizes = {"tensor": self.tensor, "pipeline": self.pipeline, "FSDP over": self.shards}
+        sizes["DDP over"] = self.data // self.shards
+        parts = [f"{kind} {size}" for kind, size in sizes.items() if size > 1]
+        return ", ".join(parts) or "one process"
 
 
 @dataclass(frozen=True)
 class Plan:
-    """What a run takes. Times in seconds, memory in bytes, energy in kWh, money in dollars."""
+    """What a run takes. A step makes as many passes of `rows_at_once` as its rows need."""
 
     layout: Layout
-    rows_at_once: int  # rows of one pass on each copy; a step has as many passes as its rows need
-    memory: float
-    step: float
-    steps: float
-    communication: float  # seconds of traffic over seconds of a step; at 1, traffic rules
-    energy: float
-    money: float
-    reasons: list[str] = field(default_factory=list)
+    rows_at_once: int
+    memory: float  # bytes on each device
+    step: float  # seconds
+    steps: int
+    communication: float  # traffic as a share of a step; at 1 it rules
+    energy: float  # kWh
+    money: float  # US dollars
+    reasons: list[str]
 
     @property
     def days(self) -> float:
@@ -95,13 +149,12 @@ class Plan:
 
 
 def state_bytes(shape: Shape, layout: Layout) -> float:
-    """Weights in bf16, gradients in fp32, AdamW's three copies in fp32, on one device.
+    """Weights (2 bytes), gradients (4) and AdamW's three copies (12) on one device.
 
-    >>> state_bytes(Shape(1e9, 24, 2048, 2048), Layout(1, 1, 1, False, False)) / 1e9
+    >>> state_bytes(Shape(1e9, 24, 2048, 2048), Layout()) / 1e9
     18.0
     """
-    own = shape.parameters / (layout.tensor * layout.pipeline)
-    return own * 18 / (layout.data if layout.sharded else 1)
+    return 18 * shape.parameters / (layout.tensor * layout.pipeline * layout.shards)
 
 
 def activation_bytes(shape: Shape, layout: Layout, rows: int = 1) -> float:
@@ -111,132 +164,149 @@ def activation_bytes(shape: Shape, layout: Layout, rows: int = 1) -> float:
     checkpointing a layer keeps its input, 2 bytes, and one layer at a time is whole. The scores
     over the vocabulary are kept in fp32, with their gradient.
     """
-    tokens, layers = rows * shape.context, shape.layers / layout.pipeline
-    unit = tokens * shape.width
-    kept = unit * (2 * layers + 34 / layout.tensor) if layout.checkpointing else (
-        34 * unit * layers / layout.tensor)
-    in_flight = min(layout.pipeline, 4)  # micro-batches on the first stage of a pipeline
+    tokens = rows * shape.context
+    layers = shape.layers / layout.pipeline
+    layer = 34 * tokens * shape.width / layout.tensor
+    kept = layer + 2 * layers * tokens * shape.width if layout.checkpointing else layer * layers
+    # The first stage of a pipeline starts this many micro-batches before one comes back.
+    in_flight = min(layout.pipeline, 4)
     return kept * in_flight + 8 * tokens * shape.vocabulary / layout.tensor
 
 
 def memory_per_device(shape: Shape, layout: Layout, rows: int = 1) -> float:
     """States, activations of `rows` rows, and a gigabyte for the context and the workspaces."""
-    layer = 4 * shape.parameters / shape.layers * layout.sharded  # gathered, the next one too
+    # Of sharded weights the layer in use and the next one are gathered, 2 bytes each.
+    layer = 4 * shape.parameters / shape.layers / layout.tensor if layout.shards > 1 else 0.0
     return state_bytes(shape, layout) + layer + activation_bytes(shape, layout, rows) + 1e9
 
 
-def layouts(machine: Machine, devices: int) -> list[tuple[Layout, str]]:
-    """Layouts from the simplest to the most divided, each with the reason to need it."""
-    found = []
-    for checkpointing, kept in ((False, "activations kept"), (True, "activations recomputed")):
-        for sharded in (False, True)[: min(devices, 2)]:
-            said = "states sharded over all" if sharded else "a whole copy on each device"
-            found.append((Layout(1, 1, devices, sharded, checkpointing), f"{said}, {kept}"))
-    inside = min(machine.node, devices)
-    for stages in (1, 2, 4, 8, 16):
-        if inside > 1 and devices % (inside * stages) == 0:
-            said = f"each layer over the {inside} devices of a node, {stages} pipeline stage(s)"
-            found.append((Layout(inside, stages, devices // (inside * stages), True, True), said))
-    return found
-
-
 def rows_that_fit(shape: Shape, layout: Layout, machine: Machine, batch: float) -> int:
-    """Rows of one pass: the largest power of two that fits in 90% of the memory; 0 if none does.
+    """Rows of one pass: the largest power of two that fits; 0 if none does.
 
     A pipeline takes one row in a pass, since it needs many passes to fill.
     """
-    most = 1 if layout.pipeline > 1 else batch / shape.context / layout.data
-    rows = 2 ** int(math.log2(max(most, 1)))
-    while rows and memory_per_device(shape, layout, rows) > 0.9 * machine.memory:
+    share = batch / shape.context / layout.data
+    rows = 1
+    while layout.pipeline == 1 and 2 * rows <= share:
+        rows *= 2
+    while rows and memory_per_device(shape, layout, rows) > USABLE * machine.memory:
         rows //= 2
     return rows
 
 
-def communication_seconds(shape: Shape, layout: Layout, machine: Machine, rows: float,
-                          passes: int = 1) -> float:
-    """Seconds of traffic in a step, bf16, on the slowest link that each kind of traffic crosses.
+def link_of(machine: Machine, devices: int) -> Link:
+    """The slowest link among neighbouring devices; its bandwidth alone is counted."""
+    return Link(0.0, machine.inside if devices <= machine.node else machine.outside)
 
-    Whole copies add up their gradients once a step. Sharded weights are gathered twice in each
-    pass, forward and backward, and the gradients of the pass are scattered.
+
+def communication_seconds(
+    shape: Shape, layout: Layout, machine: Machine, rows: float, passes: int = 1
+) -> float:
+    """Seconds of traffic of a device in a step, on the slowest link that each kind crosses.
+
+    Sharded weights are gathered twice in each pass, forward and backward, and the gradients of the
+    pass are scattered. Copies add up their gradients once a step. A layer cut over devices sums
+    activations four times, and a pipeline hands them on and their gradients back.
     """
-    if layout.devices == 1:
-        return 0.0
-    own = shape.parameters / (layout.tensor * layout.pipeline)
-    link = machine.inside if layout.devices <= machine.node else machine.outside
-    trips = 3 * passes if layout.sharded else 2
-    across = 2 * own * trips * (layout.data - 1) / layout.data / link
-    sums = 8 * shape.layers / layout.pipeline * (layout.tensor - 1) / layout.tensor
-    within = sums * 2 * rows * shape.context * shape.width / machine.inside
-    return across + within
+    model = layout.tensor * layout.pipeline
+    weights = 2 * shape.parameters / model
+    near = link_of(machine, model * layout.shards)
+    gather = near.seconds("all_gather", weights, layout.shards)
+    scatter = near.seconds("reduce_scatter", weights, layout.shards)
+    far = link_of(machine, layout.devices)
+    copies = far.seconds("all_reduce", weights / layout.shards, layout.data // layout.shards)
+    activations = 2 * rows * shape.context * shape.width
+    within = link_of(machine, layout.tensor).seconds("all_reduce", activations, layout.tensor)
+    sums = 4 * shape.layers / layout.pipeline * within
+    handed = 2 * activations / link_of(machine, model).bandwidth if layout.pipeline > 1 else 0.0
+    return passes * (2 * gather + scatter) + copies + sums + handed
 
 
-def efficiency(machine: Machine, shape: Shape, library_loop: bool = False) -> float:
+def efficiency(machine: Machine, shape: Shape, loop: bool = False) -> float:
     """The assumed share of the peak: by machine, size and code, never by run."""
     if machine.name == "2 CPU cores":
         return EFFICIENCY["two CPU cores"]
-    if library_loop:
+    if loop:
         return EFFICIENCY["library loop"]
     if shape.parameters < 5e8:
         return EFFICIENCY["small model"]
     return EFFICIENCY["tuned, H100" if machine.name == "H100" else "tuned"]
 
 
-def device_hours(shape: Shape, tokens: float, machine: Machine, checkpointing: bool = False,
-                 library_loop: bool = False) -> float:
+def device_hours(
+    shape: Shape, tokens: float, machine: Machine, checkpointing: bool = False, loop: bool = False
+) -> float:
     """Hours of one device for a run: arithmetic over the rate that its class reaches."""
-    share = efficiency(machine, shape, library_loop) * (RECOMPUTE if checkpointing else 1)
-    return shape.flops_per_token() * tokens / (machine.flops * share) / 3600
+    rate = machine.flops * efficiency(machine, shape, loop) * (RECOMPUTE if checkpointing else 1)
+    return shape.estimated_flops_per_token() * tokens / rate / 3600
 
 
-def step_seconds(shape: Shape, layout: Layout, machine: Machine, batch: float,
-                 rows_at_once: int = 1) -> tuple[float, float]:
+def step_seconds(
+    shape: Shape, layout: Layout, machine: Machine, batch: float, rows_at_once: int = 1
+) -> tuple[float, float]:
     """Seconds of a step of `batch` tokens, and of its traffic; at best arithmetic hides that."""
-    hours = device_hours(shape, batch, machine, layout.checkpointing)
     rows = batch / shape.context / layout.data
     passes = max(1, math.ceil(rows / rows_at_once))
-    bubble = 1 + (layout.pipeline - 1) / passes  # a pipeline fills and drains in each step
     traffic = communication_seconds(shape, layout, machine, rows, passes)
-    return max(hours * 3600 / layout.devices * bubble, traffic), traffic
+    hours = device_hours(shape, batch, machine, layout.checkpointing) / layout.devices
+    # A pipeline fills and drains in each step.
+    bubble = 1 + (layout.pipeline - 1) / passes
+    return max(hours * 3600 * bubble, traffic), traffic
 
 
-def choose_layout(shape: Shape, machine: Machine, devices: int, batch: float,
-                  ) -> tuple[Layout, list[str]]:
-    """The fastest layout that fits in 90% of the memory, the simpler one on a tie, and why."""
-    reasons, best, least = [], None, math.inf
-    for layout, said in layouts(machine, devices):
-        at_once = rows_that_fit(shape, layout, machine, batch)
-        need = memory_per_device(shape, layout, max(at_once, 1)) / 1e9
-        seconds, _ = step_seconds(shape, layout, machine, batch, max(at_once, 1))
-        why = f"{at_once} row(s) at once, {seconds:,.2f} s a step" if at_once else "too much"
+def layouts(machine: Machine, devices: int) -> list[Layout]:
+    """Layouts from the simplest to the most divided."""
+    found = []
+    node = min(machine.node, devices)
+    for checkpointing in (False, True):
+        for shards in sorted({1, node, devices}):
+            if devices % shards == 0:
+                found.append(Layout(1, 1, devices, shards, checkpointing))
+    for tensor in sorted({1, node}):
+        for stages in (1, 2, 4, 8, 16):
+            cut = tensor * stages
+            if cut > 1 and devices % cut == 0:
+                data = devices // cut
+                found.append(Layout(tensor, stages, data, data if tensor > 1 else 1, True))
+    return found
+
+
+def choose_layout(
+    shape: Shape, machine: Machine, devices: int, batch: float
+) -> tuple[Layout, list[str]]:
+    """The fastest layout that fits, the simpler one on a tie, and what was said of each."""
+    reasons = []
+    best = None
+    fastest = math.inf
+    for layout in layouts(machine, devices):
+        rows = rows_that_fit(shape, layout, machine, batch)
+        memory = memory_per_device(shape, layout, max(rows, 1)) / 1e9
+        seconds, _ = step_seconds(shape, layout, machine, batch, max(rows, 1))
+        verdict = f"{rows} row(s) at once, {seconds:,.2f} s a step"
+        if rows == 0:
+            verdict = "too much"
         if batch / shape.context / layout.data < 1:
-            at_once, why = 0, "less than one row for each copy"
-        reasons.append(f"{said}: {need:,.1f} GB, {why}")
-        if at_once and seconds < 0.98 * least:
-            best, least = layout, seconds
+            rows = 0
+            verdict = "less than one row for each copy"
+        recomputed = ", activations recomputed" if layout.checkpointing else ""
+        reasons.append(f"{layout.name}{recomputed}: {memory:,.1f} GB, {verdict}")
+        if rows and seconds < 0.98 * fastest:
+            best = layout
+            fastest = seconds
     if best is None:
-        raise ValueError("; ".join([*reasons, "take other devices, or another batch"]))
+        what = "\n  ".join(["no layout fits", *reasons])
+        raise CourseError(what, machine.name, "take other devices, or another batch")
     return best, reasons
 
 
 def plan(shape: Shape, tokens: float, machine: Machine, devices: int, batch: float = 5e5) -> Plan:
-    """All of it, for a batch of so many tokens a step."""
+    """A whole run of `tokens` tokens, in steps of `batch` tokens, by the layout that is chosen."""
     layout, reasons = choose_layout(shape, machine, devices, batch)
-    at_once = rows_that_fit(shape, layout, machine, batch)
+    rows = rows_that_fit(shape, layout, machine, batch)
+    step, traffic = step_seconds(shape, layout, machine, batch, rows)
     steps = math.ceil(tokens / batch)
-    step, traffic = step_seconds(shape, layout, machine, batch, at_once)
-    spent = step * steps / 3600 * devices
-    return Plan(layout, at_once, memory_per_device(shape, layout, at_once), step, steps,
-                traffic / step, spent * machine.watts * OVERHEAD / 1000, spent * machine.hourly,
-                reasons)
-
-
-def optimal_sizes(flops: float) -> tuple[float, float]:
-    """Parameters and tokens of the lowest loss for a budget of 6 N D operations.
-
-    The loss is E + A / N^a + B / D^b (Hoffmann et al. 2022); the constants A, B, a, b are those of
-    the correction by Besiroglu et al. (2024).
-    """
-    a_size, b_size, a, b = 482, 2085, 0.348, 0.366
-    ratio = (a * a_size / (b * b_size)) ** (1 / (a + b))
-    parameters = ratio * (flops / 6) ** (b / (a + b))
-    return parameters, flops / 6 / parameters
+    hours = step * steps / 3600 * devices
+    memory = memory_per_device(shape, layout, rows)
+    energy = hours * machine.watts * COOLING / 1000
+    money = hours * machine.hourly
+    return Plan(layout, rows, memory, step, steps, traffic / step, energy, money, reasons)

@@ -41,7 +41,7 @@ def documented_functions(
     if tree is None:
         return
     # Python's own idea of a line; `splitlines` would also split at a form feed.
-    lines = io.StringIO(code, newline="").readlines()
+    lines = io.StringIO(code, newline=None).readlines()
     outer = set(tree.body)
     for node in ast.walk(tree):
         if not isinstance(node, ast.FunctionDef) or len(node.body) < 2:

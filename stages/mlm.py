@@ -198,6 +198,9 @@ def make_trainer(
     text: TextArguments, training: TrainingArguments, rows: int, callbacks: Any
 ) -> Trainer:
     """The Trainer of a run with so many masked rows."""
+    if not Path(text.model_name_or_path).is_dir():
+        place = f"--model_name_or_path {text.model_name_or_path}"
+        raise CourseError("there is no such folder", place, "write the folder of a model")
     tokenizer = AutoTokenizer.from_pretrained(text.model_name_or_path)
     masking = Masking(text.mlm_probability, whole_words=text.whole_word)
     options = [tokenizer, masking, training.seed, text.max_seq_length]

@@ -1,133 +1,209 @@
-"""Floor 3: what fine-tuning lessons share: documented functions, and a loop for every launcher.
+"""The training of a text classifier, by one loop for every launcher.
 
-    accelerate launch --multi_gpu --num_processes 2 -m stages.classifier plan.json losses.json
-    torchrun --standalone --nproc_per_node 2 -m stages.classifier plan.json losses.json
+    accelerate launch --multi_gpu --num_processes 2 -m stages.classifier recipe.json losses.json
+    torchrun --standalone --nproc_per_node 2 -m stages.classifier recipe.json losses.json
 
-The same plan gives the same losses on one process and on many: the batch is that of all processes
+The same recipe gives the same losses on one process and on many: the batch is that of all processes
 together, the order is that of the file, and a last batch of fewer rows is weighed by its rows.
 """
+
 from __future__ import annotations
 
-import ast
+import difflib
 import json
+import math
 import os
 import sys
-import textwrap
-import warnings
-from collections.abc import Iterator
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
-@dataclass(frozen=True)
-class Plan:
-    """The training of a text classifier, its word vectors apart, but not where it runs."""
-
-    weights: str            # folder of a model with a head, and of its tokenizer
-    rows: str               # parquet file of `text` and `label`, in the order of training
-    batch: int = 8          # rows of all processes together
-    rate: float = 5e-5
-    warmup: int = 4         # steps
-    decay: float = 0.01
-    dropout: float = 0.0    # processes draw different noise: above zero, only one gives the same
-    length: int = 32        # tokens, the rest is cut
-    seed: int = 42
-    processes: int = 1      # that must have been started
-    save: str = ""          # folder for the model and its tokenizer, if they shall be kept
+from stages.launch import rank_device, require_world
+from utils.artifacts import write_json
+from utils.errors import CourseError
+from utils.machine import set_seed
 
 
-def decay_groups(model: Any, decay: float) -> list[dict[str, Any]]:
-    """Weight decay for matrices and embeddings; none for biases and norms, which are vectors."""
-    wide = [p for p in model.parameters() if p.requires_grad and p.ndim > 1]
-    thin = [p for p in model.parameters() if p.requires_grad and p.ndim <= 1]
-    return [{"params": wide, "weight_decay": decay}, {"params": thin, "weight_decay": 0.0}]
+class ClassifierRecipe(BaseModel):
+    """What is trained, and on what; not where it runs.
+
+    >>> ClassifierRecipe(weights="start", rows="rows.parquet", bacth=16)
+    Traceback (most recent call last):
+    utils.errors.CourseError: a classifier's recipe has no 'bacth'
+      where: the recipe
+      next:  did you mean 'batch'?
+    """
+
+    model_config = ConfigDict(extra="forbid", frozen=True, strict=True, allow_inf_nan=False)
+
+    weights: str  # folder of a model with a head, and of its tokenizer
+    rows: str  # parquet file of `text` and `label`, in the order of training
+    batch: int = Field(8, gt=0)  # rows of a step, over all processes together
+    rate: float = Field(5e-5, gt=0)
+    warmup: int = Field(4, ge=0)  # steps
+    decay: float = Field(0.01, ge=0)
+    dropout: float = Field(0.0, ge=0, lt=1)  # above zero, only one process gives the same losses
+    length: int = Field(32, gt=0)  # tokens of a text; the rest is cut
+    seed: int = Field(42, ge=0)
+    processes: int = Field(1, gt=0)  # that must have been started
+    save: str = ""  # folder for the model and its tokenizer, if they shall be saved
+
+    def __init__(self, **fields: Any) -> None:
+        try:
+            super().__init__(**fields)
+        except ValidationError as error:
+            raise explain(error) from None
+        if self.batch % self.processes:
+            what = f"{self.batch} rows cannot be shared evenly by {self.processes} processes"
+            fix = "choose a batch that the number of processes divides"
+            raise CourseError(what, "batch and processes of the recipe", fix)
+
+    def change(self, **fields: Any) -> ClassifierRecipe:
+        """A recipe with other values in some fields."""
+        return ClassifierRecipe(**{**self.model_dump(), **fields})
 
 
-def make_classifier(plan: Plan) -> Any:
-    """The pretrained encoder with a fresh head, in float32; its table of words stays as it is."""
+def explain(error: ValidationError) -> CourseError:
+    """The first mistake in a recipe, in words; a name that is unknown comes before other mistakes."""
+    mistakes = error.errors()
+    unknown = [mistake for mistake in mistakes if mistake["type"] == "extra_forbidden"]
+    first = (unknown or mistakes)[0]
+    name = str(first["loc"][0])
+    if not unknown:
+        return CourseError(f"{name}: {first['msg']}", "the recipe", f"mend {name!r}")
+    names = list(ClassifierRecipe.model_fields)
+    close = difflib.get_close_matches(name, names, 1)
+    fix = f"did you mean {close[0]!r}?" if close else f"choose among {', '.join(names)}"
+    return CourseError(f"a classifier's recipe has no {name!r}", "the recipe", fix)
+
+
+def make_classifier(recipe: ClassifierRecipe) -> Any:
+    """The pretrained encoder with its head, in float32; its word vectors are not trained."""
     import torch
     from transformers import AutoModelForSequenceClassification
 
     model = AutoModelForSequenceClassification.from_pretrained(
-        plan.weights, dtype=torch.float32, hidden_dropout_prob=plan.dropout,
-        attention_probs_dropout_prob=plan.dropout).train()
-    model.base_model.embeddings.requires_grad_(False)  # as lesson 13 does
-    return model
+        recipe.weights,
+        dtype=torch.float32,
+        hidden_dropout_prob=recipe.dropout,
+        attention_probs_dropout_prob=recipe.dropout,
+    )
+    model.base_model.embeddings.requires_grad_(False)
+    return model.train()
 
 
-def make_loader(plan: Plan, share: int) -> Any:
-    """Batches of `share` rows in the order of the file, padded to their longest."""
+def make_loader(recipe: ClassifierRecipe) -> Any:
+    """One process's batches in the order of the file, each padded to its longest row."""
     import pyarrow.parquet as pq
     from torch.utils.data import DataLoader
     from transformers import AutoTokenizer, DataCollatorWithPadding
 
-    tokenizer = AutoTokenizer.from_pretrained(plan.weights)
-    table = pq.read_table(plan.rows, columns=["text", "label"]).to_pydict()
-    columns = tokenizer(table["text"], truncation=True, max_length=plan.length)
+    tokenizer = AutoTokenizer.from_pretrained(recipe.weights)
+    table = pq.read_table(recipe.rows, columns=["text", "label"]).to_pydict()
+    columns = tokenizer(table["text"], truncation=True, max_length=recipe.length)
     columns["labels"] = table["label"]
     rows = [dict(zip(columns, values)) for values in zip(*columns.values())]
+    share = recipe.batch // recipe.processes
     return DataLoader(rows, share, collate_fn=DataCollatorWithPadding(tokenizer))
 
 
 def shared_loss(losses: Any, first: int, rows: int, world: int) -> Any:
-    """This process's part of the mean over the `rows` of a global batch, of which it holds some.
+    """This process's part of the mean loss of a batch that is spread over `world` processes.
 
-    A last batch is filled up with rows that do not count. The gradients of the processes are
-    averaged, hence the factor `world`.
+    The process has the batch's rows from `first` on. A last batch is filled up to full size, and
+    only its first `rows` are real. Gradients are averaged over processes, hence the factor `world`.
 
     >>> import torch
-    >>> [shared_loss(torch.tensor([4.0, 2.0]), first, 3, 2).item() for first in (0, 2)]
+    >>> [shared_loss(torch.tensor([4.0, 2.0]), first, rows=3, world=2).item() for first in (0, 2)]
     [4.0, 2.6666667461395264]
     """
-    return losses[: max(0, rows - first)].sum() * world / rows
+    real = max(0, rows - first)
+    return losses[:real].sum() * world / rows
 
 
-def train(plan: Plan) -> list[float]:
-    """Train by the plan on all processes of this run; the loss of each step, the same on each."""
+def train(recipe: ClassifierRecipe) -> list[float]:
+    """Train by the recipe on all processes of this run; the loss of each step, the same on each."""
     import torch
     from accelerate import Accelerator
-    from transformers import AutoTokenizer, get_linear_schedule_with_warmup
+    from transformers import get_linear_schedule_with_warmup
 
-    from utils.errors import CourseError
-    from utils.machine import set_seed
-    from stages.launch import rank_device, require_world
-
-    require_world(plan.processes)
-    if plan.batch % plan.processes:
-        raise CourseError(f"{plan.batch} rows cannot be shared evenly by {plan.processes} processes",
-                          "plan.batch", "choose a batch that the number of processes divides")
+    require_world(recipe.processes)
+    require_files(recipe)
     accelerator = Accelerator(cpu=rank_device().type == "cpu")
-    world, share = plan.processes, plan.batch // plan.processes
-    set_seed(plan.seed)
-    model, loader, told = make_classifier(plan), make_loader(plan, share), []
-    total, first = len(loader.dataset), accelerator.process_index * share
-    optimizer = torch.optim.AdamW(decay_groups(model, plan.decay), lr=plan.rate, fused=True)
-    steps = -(-total // plan.batch)
-    schedule = get_linear_schedule_with_warmup(optimizer, plan.warmup, steps)  # not prepared: below
+    set_seed(recipe.seed)
+    model = make_classifier(recipe)
+    loader = make_loader(recipe)
+    optimizer = torch.optim.AdamW(decay_groups(model, recipe.decay), lr=recipe.rate, fused=True)
+    total = len(loader.dataset)
+    steps = math.ceil(total / recipe.batch)
+    # The schedule is not prepared: it would step once for each process.
+    schedule = get_linear_schedule_with_warmup(optimizer, recipe.warmup, steps)
     model, optimizer, loader = accelerator.prepare(model, optimizer, loader)
+    first = accelerator.process_index * recipe.batch // recipe.processes
+    history = []
     for step, batch in enumerate(loader):
-        real = min(plan.batch, total - step * plan.batch)
-        scores = model(**{k: v for k, v in batch.items() if k != "labels"}).logits
-        losses = torch.nn.functional.cross_entropy(scores, batch["labels"], reduction="none")
-        loss = shared_loss(losses, first, real, world)
+        labels = batch.pop("labels")
+        logits = model(**batch).logits
+        losses = torch.nn.functional.cross_entropy(logits, labels, reduction="none")
+        rows = min(recipe.batch, total - step * recipe.batch)
+        loss = shared_loss(losses, first, rows, recipe.processes)
         accelerator.backward(loss)
         accelerator.clip_grad_norm_(model.parameters(), 1.0)
         optimizer.step()
-        schedule.step()  # a prepared one would step once for each process
+        schedule.step()
         optimizer.zero_grad()
-        told.append(accelerator.reduce(loss.detach(), "mean").item())
-    if plan.save and accelerator.is_main_process:
-        accelerator.unwrap_model(model).save_pretrained(plan.save)
-        AutoTokenizer.from_pretrained(plan.weights).save_pretrained(plan.save)
-    return told
+        history.append(accelerator.reduce(loss.detach(), "mean").item())
+    if recipe.save:
+        save_model(accelerator, model, recipe)
+    return history
 
 
-def main(plan: str, answer: str) -> None:
-    """Train by a plan in a JSON file; the main process writes the losses to another."""
-    losses = train(Plan(**json.loads(Path(plan).read_text(encoding="utf-8"))))
+def require_files(recipe: ClassifierRecipe) -> None:
+    """Stop before anything is loaded if the recipe's files are not on this machine."""
+    for path in (Path(recipe.weights), Path(recipe.rows)):
+        if not path.exists():
+            raise CourseError("the recipe names a file that is not here", path, "mend the path")
+
+
+def save_model(accelerator: Any, model: Any, recipe: ClassifierRecipe) -> None:
+    """Write the whole model and its tokenizer; every process must call this.
+
+    Where the weights are sharded (FSDP, ZeRO-3) no process has all of them: they are gathered by
+    all processes together, and the main one writes.
+    """
+    from transformers import AutoTokenizer
+
+    weights = accelerator.get_state_dict(model)
+    if accelerator.is_main_process:
+        accelerator.unwrap_model(model).save_pretrained(recipe.save, state_dict=weights)
+        AutoTokenizer.from_pretrained(recipe.weights).save_pretrained(recipe.save)
+    accelerator.wait_for_everyone()
+
+
+def main(recipe_file: str, losses_file: str) -> None:
+    """Train by the recipe in a JSON file; the main process writes the losses to another."""
+    fields = json.loads(Path(recipe_file).read_text(encoding="utf-8"))
+    losses = train(ClassifierRecipe(**fields))
     if os.environ.get("RANK", "0") == "0":
-        Path(answer).write_text(json.dumps(losses), encoding="utf-8")
+        write_json(Path(losses_file), losses)
+
+
+def decay_groups(model: Any, decay: float) -> list[dict[str, Any]]:
+    """Weight decay for matrices and embeddings; none for biases and norms, which are vectors.
+
+    >>> import torch
+    >>> decayed, free = decay_groups(torch.nn.Linear(3, 2), decay=0.1)
+    >>> len(decayed["params"]), len(free["params"]), free["weight_decay"]
+    (1, 1, 0.0)
+    """
+    trained = [p for p in model.parameters() if p.requires_grad]
+    matrices = [p for p in trained if p.ndim > 1]
+    vectors = [p for p in trained if p.ndim <= 1]
+    return [
+        {"params": matrices, "weight_decay": decay},
+        {"params": vectors, "weight_decay": 0.0},
+    ]
 
 
 if __name__ == "__main__":

@@ -1,4 +1,4 @@
-"""Floor 3: masked language modelling on lines of text: what the classic `run_mlm.py` did, today.
+"""Masked language modelling on lines of text: what the classic `run_mlm.py` did, today.
 
     torchrun --standalone --nproc_per_node 2 -m stages.mlm --train_file a.txt \\
         --validation_file b.txt --model_name_or_path IN --output_dir OUT --max_steps 100
@@ -6,6 +6,7 @@
 The number of a row says which line it is and which of its tokens are hidden. So any number of
 processes sees the same rows, and a run that was stopped goes on with the row it would have seen.
 """
+
 from __future__ import annotations
 
 import functools
@@ -16,14 +17,12 @@ from typing import Any
 import numpy as np
 import torch
 import torch.nn.functional as F
-from torch.utils.data import Dataset
-from transformers import (AutoConfig, AutoTokenizer, BertForMaskedLM, HfArgumentParser,
-                          PrinterCallback, Trainer, TrainingArguments)
+import transformers
+from transformers import AutoConfig, AutoTokenizer, BertForMaskedLM, Trainer, TrainingArguments
 from transformers.modeling_outputs import MaskedLMOutput
-from transformers.utils import logging
 
-from utils.errors import CourseError
 from utils.artifacts import write_json
+from utils.errors import CourseError
 
 IGNORE = -100  # the label of a place that is not asked
 
@@ -40,6 +39,16 @@ class TextArguments:
     mlm_probability: float = 0.15
     whole_word: bool = False
 
+    def __post_init__(self) -> None:
+        require("--mlm_probability", self.mlm_probability, 0, 1)
+        require("--max_seq_length", self.max_seq_length, 1)
+
+
+def require(name: str, value: float, least: float, most: float = float("inf")) -> None:
+    """Refuse a number outside its range."""
+    if not least <= value <= most:
+        raise CourseError(f"{name} is {value}", fix=f"write a number from {least} to {most}")
+
 
 @dataclass(frozen=True)
 class Masking:
@@ -50,40 +59,48 @@ class Masking:
     swap: float = 0.1
     whole_words: bool = False
 
-    def apply(self, ids: np.ndarray, words: np.ndarray, mask: int, size: int,
-              noise: np.random.Generator) -> tuple[np.ndarray, np.ndarray]:
+    def apply(
+        self, ids: np.ndarray, words: np.ndarray, mask: int, size: int, noise: np.random.Generator
+    ) -> tuple[np.ndarray, np.ndarray]:
         """Inputs and labels; `words` numbers the word of each token, -1 where nothing may be asked.
 
         >>> ids, words = np.array([2, 7, 8, 3]), np.array([-1, 0, 0, -1])
-        >>> [a.tolist() for a in Masking(1, 1).apply(ids, words, 4, 9, np.random.default_rng(0))]
+        >>> [a.tolist() for a in Masking(1, 1, 0).apply(ids, words, 4, 9, np.random.default_rng(0))]
         [[2, 4, 4, 3], [-100, 7, 8, -100]]
         """
-        units = words if self.whole_words else np.arange(len(ids))
-        drawn, fate = noise.random((2, len(ids)))  # one draw a unit: no more than tokens
-        chosen = (drawn[units] < self.share) & (words >= 0)
-        fate = fate[units]
-        inputs = np.where(chosen & (fate < self.hide), mask, ids)
-        swapped = chosen & (fate >= self.hide) & (fate < self.hide + self.swap)
-        return (np.where(swapped, noise.integers(size, size=len(ids)), inputs),
-                np.where(chosen, ids, IGNORE))
+        drawn, fate = noise.random((2, len(ids)))
+        if self.whole_words:
+            # The tokens of a word share the draw of that word's number.
+            drawn = drawn[words]
+            fate = fate[words]
+        asked = (drawn < self.share) & (words >= 0)
+        hidden = asked & (fate < self.hide)
+        swapped = asked & ~hidden & (fate < self.hide + self.swap)
+        inputs = np.where(hidden, mask, ids)
+        inputs = np.where(swapped, noise.integers(size, size=len(ids)), inputs)
+        return inputs, np.where(asked, ids, IGNORE)
 
 
-class MaskedLines(Dataset):
+@dataclass(eq=False)
+class MaskedLines(torch.utils.data.Dataset):
     """Lines as masked rows. Row k is always the same row, whoever asks for it, and when."""
 
-    def __init__(self, lines: list[str], tokenizer: Any, masking: Masking, seed: int = 0,
-                 length: int = 32, rows: int = 0) -> None:
-        coded = tokenizer(lines, truncation=True, max_length=length)
-        self.ids = [np.array(ids) for ids in coded["input_ids"]]
-        self.words = [np.array([-1 if w is None else w for w in coded.word_ids(i)])
-                      for i in range(len(lines))]
-        self.tokenizer, self.masking, self.seed = tokenizer, masking, seed
-        self.rows = rows or len(lines)
+    lines: list[str]
+    tokenizer: Any
+    masking: Masking
+    seed: int = 0
+    length: int = 32  # tokens of a line; the rest is cut
+    rows: int = 0  # 0: one for each line
 
-    @functools.lru_cache(4)
+    def __post_init__(self) -> None:
+        encoded = self.tokenizer(self.lines, truncation=True, max_length=self.length)
+        self.ids = [np.array(ids) for ids in encoded["input_ids"]]
+        self.words = [number_words(encoded.word_ids(line)) for line in range(len(self.lines))]
+        self.rows = self.rows or len(self.lines)
+
     def order(self, epoch: int) -> np.ndarray:
         """The lines of an epoch, shuffled."""
-        return np.random.default_rng([self.seed, epoch]).permutation(len(self.ids))
+        return shuffle(len(self.ids), self.seed, epoch)
 
     def __len__(self) -> int:
         return self.rows
@@ -91,85 +108,144 @@ class MaskedLines(Dataset):
     def __getitem__(self, row: int) -> dict[str, np.ndarray]:
         if not 0 <= row < self.rows:
             raise IndexError(row)
-        line = self.order(row // len(self.ids))[row % len(self.ids)]
+        epoch, place = divmod(row, len(self.ids))
+        line = self.order(epoch)[place]
         noise = np.random.default_rng([self.seed, 1, row])
-        mask, size = self.tokenizer.mask_token_id, len(self.tokenizer)
-        found = self.masking.apply(self.ids[line], self.words[line], mask, size, noise)
-        return dict(zip(("input_ids", "labels"), found))
+        mask = self.tokenizer.mask_token_id
+        size = len(self.tokenizer)
+        inputs, labels = self.masking.apply(self.ids[line], self.words[line], mask, size, noise)
+        return {"input_ids": inputs, "labels": labels}
 
     def collate(self, rows: list[dict[str, np.ndarray]]) -> dict[str, torch.Tensor]:
         """Rows padded to the longest of them."""
-        ids, labels = ([torch.from_numpy(row[name]) for row in rows]
-                       for name in ("input_ids", "labels"))
-        pad = functools.partial(torch.nn.utils.rnn.pad_sequence, batch_first=True)
-        return {"input_ids": pad(ids, padding_value=self.tokenizer.pad_token_id),
-                "attention_mask": pad([torch.ones_like(row) for row in ids]),
-                "labels": pad(labels, padding_value=IGNORE)}
+        return transformers.DataCollatorForTokenClassification(self.tokenizer)(rows)
+
+
+@functools.lru_cache(8)
+def shuffle(count: int, seed: int, epoch: int) -> np.ndarray:
+    """The numbers below `count` in the order of an epoch."""
+    return np.random.default_rng([seed, epoch]).permutation(count)
+
+
+def number_words(words: list[int | None]) -> np.ndarray:
+    """The number of each token's word; -1 for special tokens."""
+    return np.array([-1 if word is None else word for word in words])
 
 
 class SparseMaskedLM(BertForMaskedLM):
     """BERT whose head works at the asked places only; a loss that adds up over processes."""
 
-    def forward(self, input_ids: torch.Tensor, attention_mask: torch.Tensor | None = None,
-                labels: torch.Tensor | None = None, num_items_in_batch: Any = None,
-                **given: Any) -> MaskedLMOutput:
-        """Scores, a row for each asked place; without labels, those of all places."""
+    def forward(
+        self,
+        input_ids: torch.Tensor,
+        attention_mask: torch.Tensor | None = None,
+        labels: torch.Tensor | None = None,
+        num_items_in_batch: Any = None,
+        **options: Any,
+    ) -> MaskedLMOutput:
+        """Logits, a row for each asked place; without labels, those of all places."""
         if labels is None:
-            return super().forward(input_ids, attention_mask=attention_mask, **given)
-        states, asked = self.bert(input_ids, attention_mask=attention_mask)[0], labels != IGNORE
-        scores = self.cls(states[asked])
-        total = F.cross_entropy(scores, labels[asked], reduction="sum")
-        count = torch.as_tensor(asked.sum() if num_items_in_batch is None else num_items_in_batch)
-        return MaskedLMOutput(loss=total / count.clamp(min=1), logits=scores)
+            return super().forward(input_ids, attention_mask=attention_mask, **options)
+        states = self.bert(input_ids, attention_mask=attention_mask, **options)[0]
+        asked = labels != IGNORE
+        logits = self.cls(states[asked])
+        total = F.cross_entropy(logits, labels[asked], reduction="sum")
+        count = asked.sum() if num_items_in_batch is None else torch.as_tensor(num_items_in_batch)
+        return MaskedLMOutput(loss=total / count.clamp(min=1), logits=logits)
 
 
 @torch.no_grad()
 def score(model: SparseMaskedLM, rows: MaskedLines, batch: int = 64) -> dict[str, np.ndarray]:
     """For each asked token: its label, its loss in nats, and whether the best guess is right."""
     model.eval()
-    found = []
+    parts: dict[str, list[torch.Tensor]] = {"label": [], "loss": [], "right": []}
     for start in range(0, len(rows), batch):
-        part = rows.collate([rows[k] for k in range(start, min(start + batch, len(rows)))])
-        part = {name: values.to(model.device) for name, values in part.items()}
-        scores, labels = model(**part).logits, part["labels"][part["labels"] != IGNORE]
-        losses = F.cross_entropy(scores, labels, reduction="none")
-        found.append((labels, losses, scores.argmax(-1) == labels))
-    return {name: torch.cat(parts).cpu().numpy()
-            for name, parts in zip(("label", "loss", "right"), zip(*found))}
+        end = min(start + batch, len(rows))
+        columns = rows.collate([rows[row] for row in range(start, end)])
+        columns = {name: column.to(model.device) for name, column in columns.items()}
+        labels = columns["labels"][columns["labels"] != IGNORE]
+        logits = model(**columns).logits
+        parts["label"].append(labels)
+        parts["loss"].append(F.cross_entropy(logits, labels, reduction="none"))
+        parts["right"].append(logits.argmax(-1) == labels)
+    return {name: torch.cat(tensors).cpu().numpy() for name, tensors in parts.items()}
 
 
 def run(text: TextArguments, training: TrainingArguments, callbacks: Any = None) -> dict[str, Any]:
     """Train, going on from the last whole checkpoint in `output_dir`; what `metrics.json` says."""
     if training.max_steps < 1:
-        raise CourseError("say --max_steps N: rows are counted here, not epochs")
-    out = Path(training.output_dir)
-    saved = [int(state.parent.name[11:]) for state in out.glob("checkpoint-*/trainer_state.json")]
-    start = text.model_name_or_path
-    tokenizer = AutoTokenizer.from_pretrained(start)
-    torch.manual_seed(training.seed)  # the same first weights in every process
-    model = (SparseMaskedLM(AutoConfig.from_pretrained(start)) if text.from_scratch else
-             SparseMaskedLM.from_pretrained(start, dtype=torch.float32))
-    masking = Masking(text.mlm_probability, whole_words=text.whole_word)
+        raise CourseError("rows are counted here, not epochs", "--max_steps", "say --max_steps N")
+    folder = Path(training.output_dir)
     step = training.train_batch_size * training.world_size * training.gradient_accumulation_steps
-    train, held_out = (
-        MaskedLines(Path(name).read_text(encoding="utf-8").splitlines(), tokenizer, masking,
-                    training.seed, text.max_seq_length, rows) for name, rows in (
-                        (text.train_file, step * training.max_steps), (text.validation_file, 0)))
-    trainer = Trainer(model, training, train.collate, train_dataset=train, eval_dataset=held_out,
-                      processing_class=tokenizer, callbacks=callbacks)
-    trainer.remove_callback(PrinterCallback)  # metrics.json says it
-    trainer.train(resume_from_checkpoint=str(out / f"checkpoint-{max(saved)}") if saved else None)
-    trainer.save_model()  # before anything else can fail
-    losses = {log["step"]: log["loss"] for log in trainer.state.log_history if "loss" in log}
-    found = score(model, held_out)
-    metrics = {"world": training.world_size, "rows a step": step, "losses": losses,
-               "validation loss": float(found["loss"].mean()),
-               "validation accuracy": float(found["right"].mean())}
+    trainer = make_trainer(text, training, step * training.max_steps, callbacks)
+    trainer.train(resume_from_checkpoint=last_checkpoint(folder))
+    # Saved before anything else can fail.
+    trainer.save_model()
+    scores = score(trainer.model, trainer.eval_dataset)
+    metrics = {
+        "world": training.world_size,
+        "rows a step": step,
+        "losses": {log["step"]: log["loss"] for log in trainer.state.log_history if "loss" in log},
+        "validation loss": float(scores["loss"].mean()),
+        "validation accuracy": float(scores["right"].mean()),
+    }
     if trainer.is_world_process_zero():
-        write_json(out / "metrics.json", metrics)
+        write_json(folder / "metrics.json", metrics)
     return metrics
 
 
+def make_trainer(
+    text: TextArguments, training: TrainingArguments, rows: int, callbacks: Any
+) -> Trainer:
+    """The Trainer of a run with so many masked rows."""
+    if not Path(text.model_name_or_path).is_dir():
+        place = f"--model_name_or_path {text.model_name_or_path}"
+        raise CourseError("there is no such folder", place, "write the folder of a model")
+    tokenizer = AutoTokenizer.from_pretrained(text.model_name_or_path)
+    masking = Masking(text.mlm_probability, whole_words=text.whole_word)
+    options = [tokenizer, masking, training.seed, text.max_seq_length]
+    train = MaskedLines(read_lines(text.train_file), *options, rows)
+    held_out = MaskedLines(read_lines(text.validation_file), *options)
+    # The same first weights in every process.
+    torch.manual_seed(training.seed)
+    if text.from_scratch:
+        model = SparseMaskedLM(AutoConfig.from_pretrained(text.model_name_or_path))
+    else:
+        model = SparseMaskedLM.from_pretrained(text.model_name_or_path, dtype=torch.float32)
+    trainer = Trainer(
+        model,
+        training,
+        train.collate,
+        train_dataset=train,
+        eval_dataset=held_out,
+        processing_class=tokenizer,
+        callbacks=callbacks,
+    )
+    # What it would print stands in metrics.json.
+    trainer.remove_callback(transformers.PrinterCallback)
+    return trainer
+
+
+def read_lines(file: str) -> list[str]:
+    """The lines of a text; none at all is a mistake."""
+    path = Path(file)
+    lines = path.read_text(encoding="utf-8").splitlines() if path.is_file() else []
+    if not lines:
+        raise CourseError("this file has no lines, or is not there", path, "write a row a line")
+    return lines
+
+
+def last_checkpoint(folder: Path) -> str | None:
+    """The newest checkpoint that was saved to its end: `trainer_state.json` is written last."""
+    whole = {}
+    for checkpoint in folder.glob("checkpoint-*"):
+        number = checkpoint.name.removeprefix("checkpoint-")
+        if number.isdigit() and (checkpoint / "trainer_state.json").is_file():
+            whole[int(number)] = str(checkpoint)
+    return whole[max(whole)] if whole else None
+
+
 if __name__ == "__main__":
-    logging.set_verbosity_error()
-    run(*HfArgumentParser((TextArguments, TrainingArguments)).parse_args_into_dataclasses())
+    transformers.logging.set_verbosity_error()
+    parser = transformers.HfArgumentParser((TextArguments, TrainingArguments))
+    run(*parser.parse_args_into_dataclasses())

@@ -1,199 +1,292 @@
-"""Floor 3: from source files on a disk to a corpus one may train on.
+"""From source files on a disk to a corpus one may train on.
 
     trees -> store (three tables) -> documents (one query) -> clean -> near duplicates -> split
 
-One NumPy pass over a document's bytes gives every measure the filters need. No step holds the
-corpus: some row groups, and half a kilobyte of signature a document. Every file seen is kept, or
-listed in `rejected` with its reason, and `build` counts both.
+No step holds the corpus: some row groups, and half a kilobyte of signature a document. Every file
+seen is kept, or listed in `rejected` with its reason, and `build` counts both.
 """
+
 from __future__ import annotations
 
 import collections
-import email
 import hashlib
 import re
-import subprocess
-import sys
-import time
+import zlib
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
 from fnmatch import fnmatchcase
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
-from stages import near_duplicates as prints
-from utils.archives import unpack
+from stages.near_duplicates import repeats, signature, similar_pairs, word_hashes
+from stages.sources import Tree, blob_id, opted_out, permissive, read_file
 from utils.errors import CourseError
-from stages.sources import (blob_id, folder_tree, licence_of, opted_out, permissive,
-                            read_file, Tree)
 
 Row = dict[str, Any]
 SPLITS = ("train", "validation", "test")
 VENDORED = re.compile(r"(^|/)(_?vendor(ed)?|_?extern(s|als?)?|third_party)/")
 
-
-def archive_tree(name: str, folder: Path, sdist: bool = False) -> Tree:
-    """A released archive, fetched by pip and unpacked below `folder`; its code is never run.
-
-    A wheel holds the source of a Python package. With `sdist` pip takes the source archive, and
-    runs its build script to learn its metadata: only for packages you trust.
-    """
-    got, root = folder / "archives" / name, folder / "trees" / name
-    got.mkdir(parents=True, exist_ok=True)
-    root.mkdir(parents=True, exist_ok=True)
-    form = ["--no-binary" if sdist else "--only-binary", ":all:"]
-    subprocess.run([sys.executable, "-m", "pip", "download", "-q", "--disable-pip-version-check",
-              "--no-deps", *form, "--", name], cwd=got, check=True)
-    unpack(next(got.iterdir()), ["**/*.py", "**/METADATA", "**/PKG-INFO"], root)
-    facts = min([*root.rglob("METADATA"), *root.rglob("PKG-INFO")], key=lambda p: len(p.parts))
-    return folder_tree(root, name, licence_of(email.message_from_bytes(facts.read_bytes())))
-
-
-# the tables and the query -----------------------------------------------------------------------
-
-TABLES = {"files": "repo_name path id", "licenses": "repo_name license",
-          "contents": "id size:int64 binary:bool content copies:int64",
-          "rejected": "package path reason detail",
-          "corpus": "content path package license size:int64 hash copies:int64"}
+# The columns of each table; one without a type holds text.
+TABLES = {
+    "files": "repo_name path id",
+    "licenses": "repo_name license",
+    "contents": "id size:int64 binary:bool content copies:int64",
+    "rejected": "package path reason detail",
+    "corpus": "content path package license size:int64 hash copies:int64",
+}
 QUERY = """SELECT f.repo_name AS package, f.path, c.content, l.license,
   c.size, c.id AS hash, c.copies
 FROM {files} AS f
 JOIN {contents} AS c ON c.id = f.id
 JOIN {licenses} AS l ON l.repo_name = f.repo_name
 WHERE NOT c.binary AND f.path LIKE '%.py' AND c.size BETWEEN 1024 AND 1048575"""
-REST = """SELECT f.repo_name, f.path, CASE WHEN c.binary THEN 'binary'
-WHEN f.path NOT LIKE '%.py' THEN 'not .py' ELSE 'size' END, c.size::VARCHAR
-FROM {files} AS f JOIN {contents} AS c ON c.id = f.id
-WHERE (f.repo_name, f.path) NOT IN (SELECT (package, path) FROM (""" + QUERY + "))"
+NOT_SELECTED = f"""SELECT f.repo_name AS package, f.path, CASE WHEN c.binary THEN 'binary'
+  WHEN f.path NOT LIKE '%.py' THEN 'not .py' ELSE 'size' END AS reason, c.size::VARCHAR AS detail
+FROM {{files}} AS f JOIN {{contents}} AS c ON c.id = f.id
+WHERE (f.repo_name, f.path) NOT IN (SELECT (package, path) FROM ({QUERY}))"""
 
 
 def query(tables: Path | None = None, template: str = QUERY) -> str:
-    """The query for DuckDB on a folder of Parquet files, or for BigQuery on GitHub's tables."""
-    place = str(tables).replace("'", "''").replace("{", "{{").replace("}", "}}")
-    where = f"'{place}/{{}}.parquet'" if tables else "`bigquery-public-data.github_repos.{}`"
-    names = ("files", "contents", "licenses")
-    return template.format(**{name: where.format(name) for name in names})
+    """The query for DuckDB on a folder of Parquet files, or for BigQuery on GitHub's tables.
+
+    >>> query(Path("here")).splitlines()[2]
+    "FROM 'here/files.parquet' AS f"
+    """
+    places = {}
+    for name in ("files", "contents", "licenses"):
+        places[name] = f"`bigquery-public-data.github_repos.{name}`"
+        if tables is not None:
+            path = (tables / f"{name}.parquet").as_posix().replace("'", "''")
+            places[name] = f"'{path}'"
+    return template.format(**places)
 
 
-def cut(rows: Iterable[Row], most: int = 8_000_000) -> Iterator[list[Row]]:
-    """Lists of rows that hold about `most` characters of content each."""
-    kept, waiting = [], 0
+def schema_of(table: str) -> pa.Schema:
+    """The Arrow schema of one of `TABLES`."""
+    columns = [column.partition(":") for column in TABLES[table].split()]
+    return pa.schema([(name, pa.type_for_alias(kind or "string")) for name, _, kind in columns])
+
+
+def chunks(rows: Iterable[Row], characters: int = 8_000_000) -> Iterator[list[Row]]:
+    """Lists of rows that hold about so many characters of content each."""
+    chunk: list[Row] = []
+    size = 0
     for row in rows:
-        kept.append(row)
-        waiting += len(row.get("content") or "") + 200
-        if waiting >= most:
-            yield kept
-            kept, waiting = [], 0
-    if kept:
-        yield kept
+        chunk.append(row)
+        size += len(row.get("content") or "") + 200
+        if size >= characters:
+            yield chunk
+            chunk, size = [], 0
+    if chunk:
+        yield chunk
 
 
-def schema_of(kind: str) -> pa.Schema:
-    """The Arrow schema of one of `TABLES`; a column without a type holds text."""
-    columns = [(*name.split(":"), "string")[:2] for name in TABLES[kind].split()]
-    return pa.schema([(name, pa.type_for_alias(form)) for name, form in columns])
+def write_rows(path: Path, table: str, rows: Iterable[Row], codec: str = "zstd") -> None:
+    """Write rows as a Parquet file, few of them in memory at a time."""
+    schema = schema_of(table)
+    with pq.ParquetWriter(path, schema, compression=codec, use_dictionary=False) as file:
+        for chunk in chunks(rows):
+            file.write_batch(pa.RecordBatch.from_pylist(chunk, schema))
 
 
-def write(path: Path, kind: str, batches: Iterable[pa.RecordBatch], packed: str = "zstd") -> None:
-    """Write Arrow batches as a Parquet file, one row group each."""
-    with pq.ParquetWriter(path, schema_of(kind), compression=packed, use_dictionary=False) as file:
-        for batch in batches:
-            file.write_batch(batch)
-
-
-def write_rows(path: Path, kind: str, rows: Iterable[Row], packed: str = "zstd") -> None:
-    """Write rows, few in memory at a time."""
-    schema = schema_of(kind)
-    write(path, kind, (pa.RecordBatch.from_pylist(some, schema) for some in cut(rows)), packed)
-
-
-def batches_of(path: Path, by: str = "", keep: Iterable[str] = ()) -> Iterator[pa.RecordBatch]:
-    """A Parquet file in pieces; with `by`, only the rows whose value is in `keep`."""
-    names = pa.array(list(keep), pa.string())
+def rows_of(path: Path, column: str = "", values: Iterable[str] = ()) -> Iterator[Row]:
+    """The rows of a Parquet file, or those whose `column` has one of some values."""
+    wanted = pa.array(list(values), pa.string())
     with pq.ParquetFile(path) as file:
-        for group in range(file.num_row_groups):  # over all at once, Arrow would keep what it read
+        # Asked for all row groups at once, Arrow would keep what it has read.
+        for group in range(file.num_row_groups):
             for batch in file.iter_batches(256, row_groups=[group]):
-                yield batch.filter(pc.is_in(batch[by], names)) if by else batch
+                if column:
+                    batch = batch.filter(pc.is_in(batch[column], wanted))
+                yield from batch.to_pylist()
 
 
-def rows_of(path: Path, by: str = "", keep: Iterable[str] = ()) -> Iterator[Row]:
-    """The same, row by row."""
-    for batch in batches_of(path, by, keep):
-        yield from batch.to_pylist()
+def read_texts(corpus: Path, split: str, megabytes: float = float("inf")) -> Iterator[str]:
+    """Documents of one split, about so many megabytes of it: a fair sample.
+
+    A document is in or out by a checksum of its content: nothing is shuffled or held in memory, a
+    second pass gives the same documents, and a larger sample contains the smaller one.
+
+    >>> texts = list(read_texts(lesson.need("corpus"), "train", 2))    # doctest: +SKIP
+    """
+    files = sorted(corpus.glob(f"{split}-*.parquet"))
+    if not files:
+        raise CourseError(f"the corpus has no split {split!r}", corpus, "run lesson 03 again")
+    sizes = pq.read_table(files, columns=["size"])["size"].to_numpy()
+    limit = min(megabytes * 1e6 / sizes.sum(), 1) * 2**32
+    for file in files:
+        for batch in pq.ParquetFile(file).iter_batches(256, columns=["content"]):
+            for text in batch["content"].to_pylist():
+                if zlib.crc32(text.encode()) < limit:
+                    yield text
 
 
-def rejections(*rows: tuple) -> list[Row]:
-    """Rows for the table `rejected`."""
-    return [dict(zip(TABLES["rejected"].split(), row)) for row in rows]
+def rejection(package: str, path: str, reason: str, detail: str = "") -> Row:
+    """A row of the table `rejected`."""
+    return {"package": package, "path": path, "reason": reason, "detail": detail}
 
 
 def store(trees: list[Tree], folder: Path) -> list[Row]:
     """Write `files`, `contents` and `licenses`, each content once; return what was unreadable."""
-    twice = [name for name, n in collections.Counter(t.package for t in trees).items() if n > 1]
-    if twice:  # the query would give each of its files twice
-        raise CourseError(f"two trees are called {twice[0]}", folder, "give each tree its own name")
-    names = sorted((bool(VENDORED.search(path)), tree.package, path, tree.root)
-                   for tree in trees for path in tree.paths)
-    files, copies = [], collections.Counter()
-    bad = [(t.package, path, reason, "") for t in trees for path, reason in t.rejected.items()]
+    repeated = collections.Counter(tree.package for tree in trees).most_common(1)
+    if repeated and repeated[0][1] > 1:  # the query would give each of its files twice
+        what = f"two trees are called {repeated[0][0]}"
+        raise CourseError(what, folder, "give each tree its own name")
+    files: list[Row] = []
+    rejected: list[Row] = []
+    copies: collections.Counter[str] = collections.Counter()
+    for tree in trees:
+        rejected += [rejection(tree.package, path, why) for path, why in tree.rejected.items()]
 
     def contents() -> Iterator[Row]:
-        for _, package, path, root in names:
+        places = [(tree.package, path, tree.root) for tree in trees for path in tree.paths]
+        # Vendored copies last: of two equal files the original is the first.
+        places.sort(key=lambda place: (bool(VENDORED.search(place[1])), place))
+        for package, path, root in places:
             data, reason = read_file(root / path)
             if reason:
-                bad.append((package, path, reason, ""))
+                rejected.append(rejection(package, path, reason))
                 continue
-            id, binary = blob_id(data), b"\0" in data
-            files.append({"repo_name": package, "path": path, "id": id})
-            copies[id] += 1
-            if copies[id] == 1:
-                yield {"id": id, "size": len(data), "binary": binary,
-                       "content": None if binary else data.decode()}
+            blob = blob_id(data)
+            binary = b"\0" in data
+            files.append({"repo_name": package, "path": path, "id": blob})
+            copies[blob] += 1
+            if copies[blob] == 1:
+                text = None if binary else data.decode()
+                yield {"id": blob, "size": len(data), "binary": binary, "content": text}
 
-    def counted() -> Iterator[pa.RecordBatch]:
-        for batch in batches_of(folder / "contents.part"):
-            counts = [copies[id] for id in batch["id"].to_pylist()]
-            yield batch.set_column(4, "copies", pa.array(counts, pa.int64()))
+    def counted(path: Path) -> Iterator[Row]:
+        for row in rows_of(path):
+            row["copies"] = copies[row["id"]]
+            yield row
 
-    write_rows(folder / "contents.part", "contents", contents(), "none")
-    write(folder / "contents.parquet", "contents", counted())
-    (folder / "contents.part").unlink()
+    # How often a content occurs is known when all files are read, so contents are written twice.
+    spool = folder / "contents.part"
+    write_rows(spool, "contents", contents(), "none")
+    write_rows(folder / "contents.parquet", "contents", counted(spool))
+    spool.unlink()
+    licences = [{"repo_name": tree.package, "license": tree.licence} for tree in trees]
     write_rows(folder / "files.parquet", "files", files)
-    write_rows(folder / "licenses.parquet", "licenses",
-               ({"repo_name": tree.package, "license": tree.licence} for tree in trees))
-    return rejections(*bad)
+    write_rows(folder / "licenses.parquet", "licenses", licences)
+    return rejected
 
 
 def documents(tables: Path, rejected: list[Row]) -> Iterator[Row]:
-    """The rows of the query in the order of `contents`, which is streamed and never joined."""
+    """The rows of the query in the order of `contents`, which is streamed and never joined.
+
+    What the query does not select is added to `rejected`.
+    """
     import duckdb
 
-    columns = schema_of("corpus").names
+    columns = schema_of("corpus").names[1:]
     with duckdb.connect() as engine:
-        found = engine.sql(f"SELECT {', '.join(columns[1:])} FROM ({query(tables)})").fetchall()
-        rejected += rejections(*engine.sql(query(tables, REST)).fetchall())
-    wanted = collections.defaultdict(list)
-    for row in sorted(found, key=lambda row: (bool(VENDORED.search(row[0])), row[1], row[0])):
-        wanted[row[4]].append(row)
-    for content in rows_of(tables / "contents.parquet", "id", list(wanted)):
-        for row in wanted.pop(content["id"]):
-            yield dict(zip(columns, (content["content"], *row)))
+        selected = engine.sql(f"SELECT {', '.join(columns)} FROM ({query(tables)})").fetchall()
+        for facts in engine.sql(query(tables, NOT_SELECTED)).fetchall():
+            rejected.append(rejection(*facts))
+    places = [dict(zip(columns, values)) for values in selected]
+    places.sort(key=lambda row: (bool(VENDORED.search(row["path"])), row["package"], row["path"]))
+    places_of = collections.defaultdict(list)
+    for row in places:
+        places_of[row["hash"]].append(row)
+    for content in rows_of(tables / "contents.parquet", "id", list(places_of)):
+        for row in places_of.pop(content["id"]):
+            yield {"content": content["content"], **row}
 
 
-# cleaning ---------------------------------------------------------------------------------------
-
-COPYLEFT = ("General Public", "Mozilla Public", "GPLv", "GPL-")
-GENERATED = re.compile(r"(?i)auto-?generated|automatically[ -]generated|do not edit|"
-                       r"generated (by|from|automatically)")
+COPYLEFT = re.compile(r"General Public|Mozilla Public|GPLv|GPL-")
+GENERATED = re.compile(
+    r"(?i)auto-?generated|automatically[ -]generated|do not edit|generated (by|from|automatically)"
+)
 TESTS = re.compile(r"(^|/)(tests?|testing)/|(^|/)(test_[^/]*|conftest)\.py$|_test\.py$")
 SETTINGS = re.compile(r"(^|/)(conf|configs?|settings|setup|configuration_\w*)\.py$")
 BALLAST_KEPT = 0.3
-SECRETS = [  # each pattern starts with the text that gives it away, which is found fast and stays
+SPACE, LOWER, UPPER, DIGIT, SIGN = range(5)
+KINDS = np.full(256, SIGN, np.uint8)
+KINDS[list(b" \t\n\r\f\v")] = SPACE
+KINDS[list(b"abcdefghijklmnopqrstuvwxyz_") + list(range(128, 256))] = LOWER
+KINDS[list(b"ABCDEFGHIJKLMNOPQRSTUVWXYZ")] = UPPER
+KINDS[list(b"0123456789")] = DIGIT
+
+
+class Measures(NamedTuple):
+    """What the filters ask of a document's form: two lengths, a share, and bytes a piece.
+
+    A piece is a run of small letters, of capitals, of digits or of one sign; space is no piece.
+    """
+
+    longest_line: int
+    mean_line: float
+    letters: float
+    per_piece: float
+
+
+def measure(data: bytes) -> Measures:
+    """Measure a document that is not empty, in one pass over its bytes.
+
+    >>> measure(b"x = 1\\nyes()")
+    Measures(longest_line=5, mean_line=5.0, letters=0.455, per_piece=1.833)
+    """
+    codes = np.frombuffer(data, np.uint8)
+    breaks = np.flatnonzero(codes == ord("\n"))
+    lines = np.diff(breaks, prepend=-1, append=len(codes)) - 1
+    kinds = KINDS[codes]
+    counts = np.bincount(kinds, minlength=5)
+    letters = counts[LOWER] + counts[UPPER] + counts[DIGIT] - np.count_nonzero(codes == ord("_"))
+    other_kind = kinds[1:] != kinds[:-1]
+    other_sign = (kinds[1:] == SIGN) & (codes[1:] != codes[:-1])
+    pieces = 1 + np.count_nonzero((other_kind | other_sign) & (kinds[1:] != SPACE))
+    mean_line = round(float(lines.mean()), 3)
+    share = round(float(letters / len(codes)), 3)
+    return Measures(int(lines.max()), mean_line, share, round(len(codes) / pieces, 3))
+
+
+def form_objection(form: Measures) -> tuple[str, str]:
+    """Why the form of a document speaks against it, and the evidence; two empty texts for nothing."""
+    if form.longest_line > 1000 or form.mean_line > 100:
+        return "long lines", f"longest {form.longest_line}"
+    if form.letters < 0.25:
+        return "few letters", f"{form.letters:.0%} letters and digits"
+    if form.per_piece < 1.8:
+        return "odd tokens", f"{form.per_piece} bytes a piece"
+    return "", ""
+
+
+def objection(row: Row, form: Measures) -> tuple[str, str]:
+    """The first reason to leave a document out, and its evidence; two empty texts for none."""
+    if not permissive(row["license"]):
+        return "licence", row["license"]
+    for pattern in opted_out():
+        if fnmatchcase(row["package"], pattern) or fnmatchcase(row["path"], pattern):
+            return "opted out", pattern
+    copyleft = COPYLEFT.search(row["content"][:2000])
+    if copyleft:
+        return "copyleft header", copyleft[0]
+    first_lines = row["content"][:2000].split("\n")[:5]
+    generated = GENERATED.search("\n".join(first_lines))
+    if generated:
+        return "generated", generated[0]
+    if any(form_objection(form)):
+        return form_objection(form)
+    # By the hash of its content a document is ballast on every machine or on none.
+    if int(row["hash"][:8], 16) / 16**8 >= BALLAST_KEPT:
+        if TESTS.search(row["path"]):
+            return "tests", "by its path"
+        if SETTINGS.search(row["path"]):
+            return "configuration", "by its path"
+    return "", ""
+
+
+# Each pattern goes on from the text that gives the secret away, which is found fast and stays.
+PRIVATE_KEY = (
+    r"[A-Z ]{0,40}PRIVATE KEY(?: BLOCK)?-----(?:(?!-----).)*"
+    r"-----END [A-Z ]{0,40}PRIVATE KEY(?: BLOCK)?-----"
+)
+SECRETS = [
     ("aws-key", "AKIA", r"[0-9A-Z]{16}\b"),
     ("aws-key", "ASIA", r"[0-9A-Z]{16}\b"),
     ("github-token", "gh", r"[pousr]_[A-Za-z0-9]{36,}"),
@@ -203,84 +296,69 @@ SECRETS = [  # each pattern starts with the text that gives it away, which is fo
     ("slack-token", "xox", r"[abprs]-[A-Za-z0-9-]{10,}"),
     ("google-key", "AIza", r"[\w-]{35}"),
     ("web-token", "eyJ", r"(?<![\w-]eyJ)[\w-]{10,}\.eyJ[\w-]{10,}\.[\w-]+"),
-    ("private-key", "-----BEGIN ", r"[A-Z ]{0,40}PRIVATE KEY(?: BLOCK)?-----(?:(?!-----).)*"
-                                   r"-----END [A-Z ]{0,40}PRIVATE KEY(?: BLOCK)?-----"),
-    ("password", "://", r"[\w.%+-]*:[^\s:/@'\"{}<>]+(?=@[\w.])")]
-MAYBE_EMAIL = re.compile(r"@(?<=\w@)[\w-]+\.")  # starts with a literal, so it is found fast
-EMAIL = re.compile(r"(?<![\w.+-])[\w.+-]+@(?!self\.)(?:[\w-]+\.)+"  # `q@k.mT` is a matrix product
-                   r"(?:[A-Za-z][a-z]{1,23}|[A-Z]{2,24})\b(?![(\[])")
+    ("private-key", "-----BEGIN ", PRIVATE_KEY),
+    ("password", "://", r"[\w.%+-]*:[^\s:/@'\"{}<>]+(?=@[\w.])"),
+]
+# Starts with a literal, so it is found fast.
+MAYBE_EMAIL = re.compile(r"@(?<=\w@)[\w-]+\.")
+# `q@k.mT` is a matrix product.
+EMAIL = re.compile(
+    r"(?<![\w.+-])[\w.+-]+@(?!self\.)(?:[\w-]+\.)+(?:[A-Za-z][a-z]{1,23}|[A-Z]{2,24})\b(?![(\[])"
+)
 
 
-def objection(row: Row, seen: prints.Measures) -> tuple[str, str]:
-    """The first reason to leave a document out, and what it rests on; two empty texts for none."""
-    start, names = row["content"][:2000], (row["package"], row["path"])
-    asked = [p for p in opted_out() for name in names if fnmatchcase(name, p)]
-    copyleft = [sign for sign in COPYLEFT if sign in start]
-    generated = GENERATED.search("\n".join(start.split("\n")[:5]))
-    spare = int(row["hash"][:8], 16) / 16**8 >= BALLAST_KEPT  # the same share on every machine
-    checks = [("licence", not permissive(row["license"]), row["license"]),
-              ("opted out", asked, ", ".join(asked)),
-              ("copyleft header", copyleft, ", ".join(copyleft)),
-              ("generated", generated, generated and generated[0]),
-              ("long lines", seen.longest > 1000 or seen.mean > 100, f"longest {seen.longest}"),
-              ("few letters", seen.letters < 0.25, f"{seen.letters:.0%} letters and digits"),
-              ("odd tokens", seen.per_piece < 1.8, f"{seen.per_piece} bytes a piece"),
-              ("tests", spare and TESTS.search(row["path"]), "by its path"),
-              ("configuration", spare and SETTINGS.search(row["path"]), "by its path")]
-    return next(((reason, detail) for reason, holds, detail in checks if holds), ("", ""))
-
-
-def redact(text: str) -> tuple[str, collections.Counter]:
+def redact(text: str) -> tuple[str, collections.Counter[str]]:
     """The text without e-mail addresses and secrets, and how many of each there were.
 
     >>> redact("ask me@example.org")
     ('ask <e-mail>', Counter({'e-mail': 1}))
     """
-    found = collections.Counter()
+    counts: collections.Counter[str] = collections.Counter()
     for kind, sign, rest in SECRETS:
         if sign in text:
             text, count = re.subn(sign + rest, f"{sign}<{kind}>", text, flags=re.DOTALL)
-            found[kind] += count
+            counts[kind] += count
     if MAYBE_EMAIL.search(text):
-        text, found["e-mail"] = EMAIL.subn("<e-mail>", text)
-    return text, +found
+        text, counts["e-mail"] = EMAIL.subn("<e-mail>", text)
+    return text, +counts
 
 
 @dataclass
 class Cleaner:
-    """Takes documents, gives those that stay; remembers a signature and the names of each."""
+    """Takes documents, gives those that stay; remembers the signature and the names of each."""
 
     rejected: list[Row]
     signatures: list[np.ndarray] = field(default_factory=list)
     names: list[Row] = field(default_factory=list)
-    redacted: collections.Counter = field(default_factory=collections.Counter)
+    redacted: collections.Counter[str] = field(default_factory=collections.Counter)
+    first_paths: dict[bytes, str] = field(default_factory=dict)
 
-    def run(self, rows: Iterable[Row]) -> Iterator[Row]:
+    def clean(self, rows: Iterable[Row]) -> Iterator[Row]:
         """Filter, drop exact duplicates (whitespace aside), redact."""
-        first: dict[bytes, str] = {}
         for row in rows:
             data = row["content"].encode()
-            reason, detail = objection(row, prints.measure(data))
-            key = hashlib.blake2b(data.translate(None, b" \t\n\r\f\v"), digest_size=12).digest()
-            if not reason and key in first:
-                reason, detail = "exact duplicate", first[key]
+            bare = data.translate(None, b" \t\n\r\f\v")
+            key = hashlib.blake2b(bare, digest_size=12).digest()
+            reason, detail = objection(row, measure(data))
+            if not reason and key in self.first_paths:
+                reason, detail = "exact duplicate", self.first_paths[key]
             if reason:
-                self.rejected += rejections((row["package"], row["path"], reason, detail))
+                self.rejected.append(rejection(row["package"], row["path"], reason, detail))
                 continue
-            first[key] = row["path"]
-            row["content"], found = redact(row["content"])
-            self.redacted += found
-            self.signatures.append(prints.signature(prints.word_hashes(data)))
+            self.first_paths[key] = row["path"]
+            self.signatures.append(signature(word_hashes(data)))
             self.names.append({name: row[name] for name in ("package", "path", "hash", "size")})
+            row["content"], counts = redact(row["content"])
+            self.redacted += counts
             yield row
 
     def without_repeats(self) -> list[Row]:
         """The names of the documents that stay when near duplicates go."""
-        gone = prints.repeats(prints.similar_pairs(np.stack(self.signatures)))
+        gone = repeats(similar_pairs(np.stack(self.signatures)))
         for later, earlier in gone.items():
             row = self.names[later]
-            why = ("near duplicate", self.names[earlier]["path"])
-            self.rejected += rejections((row["package"], row["path"], *why))
+            path = self.names[earlier]["path"]
+            self.rejected.append(rejection(row["package"], row["path"], "near duplicate", path))
         return [row for index, row in enumerate(self.names) if index not in gone]
 
 
@@ -293,49 +371,50 @@ def split_packages(sizes: dict[str, int], share: float = 0.05) -> dict[str, str]
     families = collections.defaultdict(list)
     for name in sizes:
         families[re.match(r"[a-z]*", name)[0]].append(name)
-    parts, budget = dict.fromkeys(sizes, "train"), share * sum(sizes.values())
-    order = sorted(families, key=lambda name: hashlib.sha1(name.encode()).digest())
+    order = sorted(families, key=lambda family: hashlib.sha1(family.encode()).digest())
+    splits = dict.fromkeys(sizes, "train")
     for split in ("test", "validation"):
-        room = budget
-        for names in map(families.get, order):
-            weight = sum(sizes[name] for name in names)
-            if weight <= room and parts[names[0]] == "train":
-                parts |= dict.fromkeys(names, split)
-                room -= weight
-    return parts
-
-
-def publishable(folder: Path) -> list[Path]:
-    """What others may have of a build: the splits, and the names of what was rejected.
-
-    Not the three tables: `contents` holds every file as it was, refused ones and secrets included.
-    """
-    return sorted(path for split in (*SPLITS, "rejected") for path in folder.glob(f"{split}*.parquet"))
+        room = share * sum(sizes.values())
+        for family in order:
+            names = families[family]
+            size = sum(sizes[name] for name in names)
+            if size <= room and splits[names[0]] == "train":
+                splits.update(dict.fromkeys(names, split))
+                room -= size
+    return splits
 
 
 def build(trees: list[Tree], folder: Path, shard: int = 16_000_000) -> Row:
-    """Make the whole corpus in an empty `folder`; returns what was seen, kept, refused and why."""
-    start, spool = time.perf_counter(), folder / "clean.part"
+    """Make the whole corpus in an empty `folder`; returns what was seen, kept, rejected and why."""
     if any(folder.glob("*.parquet")):  # old shards would be taken for a part of this corpus
         raise CourseError("there is a corpus here already", folder, "build in an empty folder")
     rejected = store(trees, folder)
     cleaner = Cleaner(rejected)
-    write_rows(spool, "corpus", cleaner.run(documents(folder, rejected)), "none")
+    spool = folder / "clean.part"
+    write_rows(spool, "corpus", cleaner.clean(documents(folder, rejected)), "none")
     if not cleaner.names:
         raise CourseError("no document passed the filters", folder, "choose other sources")
-    kept, sizes = cleaner.without_repeats(), collections.Counter()
+    kept = cleaner.without_repeats()
+    sizes: collections.Counter[str] = collections.Counter()
     for row in kept:
         sizes[row["package"]] += row["size"]
-    parts = split_packages(sizes)
+    splits = split_packages(sizes)
     for split in SPLITS:
-        hashes = [row["hash"] for row in kept if parts[row["package"]] == split]
-        for number, some in enumerate(cut(rows_of(spool, "hash", hashes), shard)):
-            write_rows(folder / f"{split}-{number:05}.parquet", "corpus", some)
+        hashes = [row["hash"] for row in kept if splits[row["package"]] == split]
+        for number, rows in enumerate(chunks(rows_of(spool, "hash", hashes), shard)):
+            write_rows(folder / f"{split}-{number:05}.parquet", "corpus", rows)
     spool.unlink()
     write_rows(folder / "rejected.parquet", "rejected", rejected)
     seen = sum(len(tree.paths) + len(tree.rejected) for tree in trees)
     if seen != len(kept) + len(rejected):
-        raise CourseError(f"{seen} seen, {len(kept)} kept, {len(rejected)} rejected", folder)
-    return {"seen": seen, "kept": len(kept), "bytes": sum(sizes.values()), "splits": parts,
-            "reasons": dict(collections.Counter(row["reason"] for row in rejected).most_common()),
-            "redacted": dict(cleaner.redacted), "seconds": time.perf_counter() - start}
+        what = f"{seen} files seen, but {len(kept)} kept and {len(rejected)} rejected"
+        raise CourseError(what, folder, "report this: a file has been lost or counted twice")
+    reasons = collections.Counter(row["reason"] for row in rejected)
+    return {
+        "seen": seen,
+        "kept": len(kept),
+        "bytes": sum(sizes.values()),
+        "splits": splits,
+        "reasons": dict(reasons.most_common()),
+        "redacted": dict(cleaner.redacted),
+    }

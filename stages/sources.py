@@ -1,7 +1,7 @@
-"""Floor 1: where source files come from, and under which licence each package gives them."""
+"""Where source files come from, and under which licence each package gives them."""
+
 from __future__ import annotations
 
-import email
 import errno
 import functools
 import hashlib
@@ -14,17 +14,19 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+import license_expression
 
-MOST_BYTES = 16_000_000  # a larger file is not source; it is not even read
+# A larger file is not source: it is not even read.
+MOST_BYTES = 16_000_000
 SOURCE = (".py", ".pyi")
 
 
 @dataclass(frozen=True)
 class Tree:
-    """The source files of one package below a folder, and what was listed there but is no file."""
+    """The source files of one package below a folder; `rejected` has the reason for other names."""
 
     package: str
-    licence: str | None
+    licence: str
     root: Path
     paths: list[str]
     rejected: dict[str, str] = field(default_factory=dict)
@@ -32,95 +34,104 @@ class Tree:
     @functools.cached_property
     def size(self) -> int:
         """Bytes of all its files."""
-        return sum(os.path.getsize(self.root / p) for p in self.paths if (self.root / p).is_file())
+        places = [self.root / path for path in self.paths]
+        return sum(place.stat().st_size for place in places if place.is_file())
 
 
 def environment() -> list[Tree]:
     """The standard library (without its tests, which not every Python ships) and every package."""
     skip = {"site-packages", "dist-packages", "test", "tests", "idle_test", "__pycache__"}
-    library = folder_tree(Path(sysconfig.get_path("stdlib")), "python", "PSF-2.0", skip)
-    installed = {d.metadata["Name"].lower(): d for d in importlib.metadata.distributions()
-                 if d.metadata["Name"]}
-    return [library] + [distribution_tree(name, installed[name]) for name in sorted(installed)]
+    trees = [folder_tree(Path(sysconfig.get_path("stdlib")), "python", "PSF-2.0", skip)]
+    installed = {}
+    for package in importlib.metadata.distributions():
+        if package.metadata["Name"]:
+            installed[package.metadata["Name"].lower()] = package
+    return trees + [distribution_tree(name, installed[name]) for name in sorted(installed)]
 
 
 def distribution_tree(name: str, package: importlib.metadata.Distribution) -> Tree:
-    """The source files that an installed package lists as its own."""
-    paths = {f.as_posix() for f in package.files or [] if f.name.endswith(SOURCE)}
+    """The source files that an installed package lists as its own, inside its folder."""
+    paths = {file.as_posix() for file in package.files or [] if file.name.endswith(SOURCE)}
     inside = sorted(p for p in paths if not p.startswith(("..", "/")) and p.isprintable())
-    return Tree(name, licence_of(package.metadata), Path(package.locate_file("")), inside)
+    return Tree(name, licence_of(package.metadata), Path(str(package.locate_file(""))), inside)
 
 
-def folder_tree(root: Path, package: str, licence: str | None, skip: Iterable[str] = ()) -> Tree:
-    """Any folder. A link to a folder is listed and not followed: it may lead back here."""
-    paths, rejected = [], {}
+def folder_tree(root: Path, package: str, licence: str, skip: Iterable[str] = ()) -> Tree:
+    """The source files of any folder. A link to a folder is listed, not followed: it may lead back."""
+    paths: list[str] = []
+    rejected: dict[str, str] = {}
 
-    def refuse(place: str, reason: str) -> None:
+    def reject(place: str, reason: str) -> None:
         name = os.path.relpath(place, root).replace(os.sep, "/")
         rejected[name.encode(errors="backslashreplace").decode()] = reason
 
-    for place, folders, names in os.walk(root, onerror=lambda e: refuse(e.filename, "unreadable")):
+    for place, folders, names in os.walk(root, onerror=lambda e: reject(e.filename, "unreadable")):
+        folders[:] = sorted(set(folders) - set(skip))
         for name in folders:
             if os.path.islink(os.path.join(place, name)):
-                refuse(os.path.join(place, name), "link to a folder")
-        folders[:] = sorted(set(folders) - set(skip))
-        for name in (name for name in names if name.endswith(SOURCE)):
+                reject(os.path.join(place, name), "link to a folder")
+        for name in names:
             path = Path(place, name).relative_to(root).as_posix()
-            if path.isprintable():  # not so: bytes that are no text, or control characters
+            if not name.endswith(SOURCE):
+                continue
+            # A name may hold control characters, or bytes that are no text.
+            if path.isprintable():
                 paths.append(path)
             else:
-                refuse(os.path.join(place, name), "name is not plain text")
+                reject(os.path.join(place, name), "name is not plain text")
     return Tree(package, licence, Path(root), sorted(paths), rejected)
 
 
-def some_of(trees: list[Tree], most: int) -> list[Tree]:
-    """Packages that fit in `most` bytes: the first always, the rest by a hash of their names."""
-    order = sorted(trees[1:], key=lambda tree: hashlib.sha1(tree.package.encode()).digest())
-    chosen, room = [trees[0]], most - trees[0].size
-    for tree in order:
-        if tree.size <= room:
-            chosen.append(tree)
-            room -= tree.size
-    return chosen
+# SPDX names, and BSD where a package does not say which of its forms.
+PERMISSIVE = frozenset(
+    "MIT MIT-0 MIT-CMU X11 HPND BSD BSD-2-Clause BSD-3-Clause 0BSD ISC Apache-2.0 "
+    "PSF-2.0 Python-2.0 CNRI-Python Zlib Unlicense CC0-1.0 BSL-1.0".split()
+)
+# What classifiers and short texts call a licence: small letters, no comma, no `the`, no `license`.
+SPELLINGS = {
+    "Apache-2.0": "apache; apache software; apache 2; apache 2.0; apache version 2.0; apache v2.0",
+    "BSD": "bsd; new bsd; modified bsd; simplified bsd",
+    "BSD-2-Clause": "bsd 2-clause; 2-clause bsd",
+    "BSD-3-Clause": "bsd 3-clause; 3-clause bsd",
+    "BSL-1.0": "boost software 1.0 (bsl-1.0)",
+    "CC0-1.0": "cc0 1.0 universal (cc0 1.0) public domain dedication",
+    "HPND": "historical permission notice and disclaimer (hpnd)",
+    "ISC": "isc (iscl); iscl",
+    "MIT-0": "mit no attribution (mit-0); mit no attribution",
+    "MPL-2.0": "mpl 2.0; mozilla public 2.0 (mpl 2.0)",
+    "PSF-2.0": "python software foundation; psf",
+    "Unlicense": "unlicense (unlicense)",
+    "Zlib": "zlib/libpng",
+}
+SPDX_OF = {text: name for name, texts in SPELLINGS.items() for text in texts.split("; ")}
 
 
-PERMISSIVE = set("mit mit-0 mit-cmu x11 hpnd bsd bsd-2-clause bsd-3-clause 0bsd isc apache-2.0 "
-                 "psf-2.0 python-2.0 cnri-python zlib unlicense cc0-1.0 bsl-1.0".split())
-SHORT = {  # the whole of a classifier or of a short text, in small letters, and what it means
-    "apache software": "Apache-2.0", "apache": "Apache-2.0", "apache 2": "Apache-2.0",
-    "apache 2.0": "Apache-2.0", "apache version 2.0": "Apache-2.0", "apache v2": "Apache-2.0",
-    "apache v2.0": "Apache-2.0", "apache-2": "Apache-2.0", "mit no attribution": "MIT-0",
-    "new bsd": "BSD", "modified bsd": "BSD", "simplified bsd": "BSD", "3-clause bsd": "BSD-3-Clause",
-    "2-clause bsd": "BSD-2-Clause", "bsd 3-clause": "BSD-3-Clause", "bsd 2-clause": "BSD-2-Clause",
-    "isc (iscl)": "ISC", "iscl": "ISC", "python software foundation": "PSF-2.0", "psf": "PSF-2.0",
-    "zlib/libpng": "Zlib", "unlicense (unlicense)": "Unlicense", "boost software 1.0 (bsl-1.0)": "BSL-1.0",
-    "historical permission notice and disclaimer (hpnd)": "HPND", "mpl 2.0": "MPL-2.0",
-    "cc0 1.0 universal (cc0 1.0) public domain dedication": "CC0-1.0",
-    "mozilla public 2.0 (mpl 2.0)": "MPL-2.0", "mpl-2.0": "MPL-2.0"}
-NAMES = "MIT MIT-0 MIT-CMU X11 HPND BSD BSD-2-Clause BSD-3-Clause 0BSD ISC Apache-2.0 PSF-2.0 Zlib Unlicense"
-SHORT |= {name.lower(): name for name in NAMES.split()}
-GPL = re.compile(r"(gnu )?((lesser|library|affero) )?(general public|[al]?gpl)[ \w.+()-]*")
+# Reads licence expressions, and knows the names of the SPDX list.
+spdx = functools.cache(license_expression.get_spdx_licensing)
+
+
+def parse_licence(text: str | None, strict: bool = False) -> Any:
+    """A licence expression as a tree, or None for a text that is none; `strict`: of SPDX names only."""
+    try:
+        return spdx().parse(text, validate=strict, strict=strict)
+    except Exception:  # noqa: BLE001  on a hostile text the parser fails in many ways
+        return None
 
 
 def licence_named(text: str) -> str:
-    """What a short text names if it is, as a whole, a known name; else `unknown`.
+    """The licence that a short text names if it is, as a whole, a known name; else `unknown`.
 
     >>> licence_named("The MIT License"), licence_named("MIT, for research only")
     ('MIT', 'unknown')
     """
     plain = re.sub(r"^the |\blicen[sc]e\b|,", " ", " ".join(text.lower().split()))
     plain = " ".join(plain.split())
-    return SHORT.get(plain) or ("GPL" if GPL.fullmatch(plain) else "unknown")
-
-
-def free_text(text: str) -> str:
-    """The licence in the field `License`: a name, names joined by OR and AND, or a text under a name."""
-    head, _, rest = text.strip().partition("\n")
-    if re.search(r"(?i)commons clause|commercial|proprietary", rest):
-        return "unknown"
-    joined = re.split(r" (AND|OR) ", head)  # capitals, as in an SPDX expression
-    names = [word if word in ("AND", "OR") else licence_named(word) for word in joined]
-    return "unknown" if "unknown" in names else " ".join(names)
+    if plain in SPDX_OF:
+        return SPDX_OF[plain]
+    tree = parse_licence(plain, strict=True)
+    if tree is not None:
+        return str(tree)
+    return "GPL" if re.search(r"general public|\b[al]?gpl", plain) else "unknown"
 
 
 def licence_of(metadata: Any) -> str:
@@ -130,30 +141,47 @@ def licence_of(metadata: Any) -> str:
     'Apache-2.0'
     """
     if metadata.get("License-Expression"):
-        return metadata["License-Expression"]
-    texts = [c for c in metadata.get_all("Classifier") or [] if c.startswith("License ::")]
-    if not texts:
-        return free_text(metadata.get("License") or "")
-    found = dict.fromkeys(licence_named(text.rpartition(" :: ")[2]) for text in texts)
-    return " AND ".join(found)
+        tree = parse_licence(metadata["License-Expression"])
+        return "unknown" if tree is None else str(tree)
+    classifiers = metadata.get_all("Classifier") or []
+    names = [text.rpartition(" :: ")[2] for text in classifiers if text.startswith("License ::")]
+    if names:
+        return " AND ".join(dict.fromkeys(licence_named(name) for name in names))
+    head, _, rest = (metadata.get("License") or "").strip().partition("\n")
+    # A text that goes on below a known name may take back what the name gives.
+    if re.search(r"(?i)commons clause|commercial|proprietary", rest):
+        return "unknown"
+    return licence_named(head)
 
 
+@functools.cache
 def permissive(expression: str | None) -> bool:
-    """Every part joined by AND must offer a permissive choice; ignoring brackets only refuses more.
+    """Does the expression let us train and publish? AND binds to all its parts, OR lets us choose.
 
     >>> permissive("Apache-2.0 OR GPL-3.0"), permissive("MPL-2.0 AND MIT"), permissive("unknown")
     (True, False, False)
     """
-    plain = re.sub(r"[()]| with [\w.-]*exception[\w.-]*", " ", (expression or "unknown").lower())
-    return all(any(name.strip() in PERMISSIVE for name in part.split(" or "))
-               for part in plain.split(" and "))
+    tree = parse_licence(expression)
+    return tree is not None and allows(tree)
+
+
+def allows(tree: Any) -> bool:
+    """Is a parsed expression permissive? Of an exception (WITH) only SPDX's own are believed."""
+    choices = [allows(part) for part in tree.args]
+    if choices:
+        return all(choices) if isinstance(tree, spdx().AND) else any(choices)
+    exception = getattr(tree, "exception_symbol", None)
+    if exception is not None:
+        return exception.is_exception and tree.license_symbol.key in PERMISSIVE
+    return tree.key in PERMISSIVE
 
 
 @functools.cache
 def opted_out() -> list[str]:
     """The patterns of `opt_out.txt`: packages or paths whose owners asked to be left out."""
     lines = (Path(__file__).parent / "opt_out.txt").read_text(encoding="utf-8").splitlines()
-    return [line.split("#")[0].strip() for line in lines if line.split("#")[0].strip()]
+    patterns = [line.split("#")[0].strip() for line in lines]
+    return [pattern for pattern in patterns if pattern]
 
 
 def blob_id(data: bytes) -> str:
@@ -169,8 +197,10 @@ def read_file(path: Path) -> tuple[bytes, str]:
     """The bytes of a file, and why they are of no use if they are not. It never raises."""
     try:
         before = path.stat()
-        if before.st_size > MOST_BYTES or not path.is_file():
-            return b"", "too large to read" if path.is_file() else "not a plain file"
+        if not path.is_file():
+            return b"", "not a plain file"
+        if before.st_size > MOST_BYTES:
+            return b"", "too large to read"
         data = path.read_bytes()
         after = path.stat()
     except OSError as error:
@@ -181,8 +211,11 @@ def read_file(path: Path) -> tuple[bytes, str]:
         return b"", "changed while read"
     if not data.strip():
         return data, "empty"
+    # What holds a NUL is binary: it is stored, and the query leaves it out.
+    if b"\0" in data:
+        return data, ""
     try:
         data.decode()
     except UnicodeDecodeError:
-        return data, "" if b"\0" in data else "not UTF-8"
+        return data, "not UTF-8"
     return data, ""

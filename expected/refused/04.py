@@ -1,39 +1,74 @@
 # Wrong answers that the checks of lesson 04 must refuse. The runner tries each in the
 # executed notebook, behind the solution of the same number.
 
+
 # %% 04.1
-lesson.refuse("04.1",
-    rows_between=[
-    lambda read, o, a, b: [read(o[i], o[i + 1] - o[i]).decode() for i in range(a, b)],
-    lambda read, o, a, b: [d[o[i]:o[i + 1]].decode() for d in [read(0, o[-1])]
-                           for i in range(a, b)],
-    lambda read, o, a, b: [d[o[i] - o[a]:o[i + 1] - o[a]].decode() for d in
-                           [read(o[a], o[-1] - o[a])] for i in range(a, len(o) - 1)]],
-)
+def one_read_a_row(read, offsets, start, stop):
+    lengths = [offsets[i + 1] - offsets[i] for i in range(start, stop)]
+    return [read(offsets[start + i], length).decode() for i, length in enumerate(lengths)]
+
+
+def reads_all(read, offsets, start, stop):
+    data = read(0, offsets[-1])
+    return [data[offsets[i] : offsets[i + 1]].decode() for i in range(start, stop)]
+
+
+def reads_to_the_end(read, offsets, start, stop):
+    begin = offsets[start]
+    data = read(begin, offsets[-1] - begin)
+    rows = range(start, len(offsets) - 1)
+    return [data[offsets[i] - begin : offsets[i + 1] - begin].decode() for i in rows]
+
+
+lesson.refuse("04.1", rows_between=[one_read_a_row, reads_all, reads_to_the_end])
+
 
 # %% 04.2
-lesson.refuse("04.2",
-    my_rows=[
-    lambda count, n, nodes, w, workers: range(n, count, nodes),
-    lambda count, n, nodes, w, workers: range(n + w, count, nodes * workers),
-    lambda count, n, nodes, w, workers: range(
-        (n * workers + w) * (count // (nodes * workers)),
-        (n * workers + w + 1) * (count // (nodes * workers)))],
-)
+def every_worker_the_same(count, node, nodes, worker, workers):
+    return range(node, count, nodes)
+
+
+def numbers_meet(count, node, nodes, worker, workers):
+    return range(node + worker, count, nodes * workers)
+
+
+def blocks_without_the_rest(count, node, nodes, worker, workers):
+    block = count // (nodes * workers)
+    own = node * workers + worker
+    return range(own * block, (own + 1) * block)
+
+
+lesson.refuse("04.2", my_rows=[every_worker_the_same, numbers_meet, blocks_without_the_rest])
+
 
 # %% 04.3
-lesson.refuse("04.3",
-    rows_at=[
-    lambda step, count, size, seed: generator.permutation(count)[:size].tolist(),
-    lambda step, count, size, seed: np.random.default_rng(seed).permutation(count)[
-        step % (count // size) * size:][:size].tolist(),
-    lambda step, count, size, seed: [(step * size + i) % count for i in range(size)]],
-)
+generator = np.random.default_rng(SEED)
+
+
+def draws_anew(step, count, size, seed):
+    return generator.permutation(count)[:size].tolist()
+
+
+def same_every_epoch(step, count, size, seed):
+    order = np.random.default_rng(seed).permutation(count)
+    place = step % (count // size) * size
+    return order[place : place + size].tolist()
+
+
+def as_it_lies(step, count, size, seed):
+    return [(step * size + i) % count for i in range(size)]
+
+
+lesson.refuse("04.3", rows_at=[draws_anew, same_every_epoch, as_it_lies])
+
 
 # %% 04.4
-lesson.refuse("04.4",
-    counted=[
-    lambda rows, path: rows.map(count_word, fn_kwargs={"path": path}),
-    lambda rows, path: rows.map(count_word, fn_kwargs={"path": path},
-                                load_from_cache_file=False)],
-)
+def trusts_the_cache(rows, path):
+    return rows.map(count_word, fn_kwargs={"path": path})
+
+
+def never_uses_it(rows, path):
+    return rows.map(count_word, fn_kwargs={"path": path}, load_from_cache_file=False)
+
+
+lesson.refuse("04.4", counted=[trusts_the_cache, never_uses_it])

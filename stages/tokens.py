@@ -316,14 +316,3 @@ def split_rows(rows: torch.Tensor) -> dict[str, torch.Tensor]:
     targets = rows[:, 1:].contiguous()
     # transformers computes no loss if `labels` is not given
     return {"input_ids": rows[:, :-1], "labels": targets, "shift_labels": targets}
-
-
-def restart_positions(ids: torch.Tensor, end: int) -> torch.Tensor:
-    """Positions that begin again at each end token, which opens the document after it.
-
-    >>> restart_positions(torch.tensor([[5, 6, 0, 7, 8]]), end=0).tolist()
-    [[0, 1, 0, 1, 2]]
-    """
-    places = torch.arange(ids.shape[1], device=ids.device).expand_as(ids)
-    opened = torch.where(ids == end, places, 0)
-    return places - opened.cummax(dim=1).values

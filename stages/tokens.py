@@ -21,7 +21,7 @@ from typing import Annotated, Any, Literal
 
 import numpy as np
 import torch
-from pydantic import BaseModel, NonNegativeInt, PositiveInt, StringConstraints
+from pydantic import BaseModel, Field, StringConstraints
 from torch.utils.data import IterableDataset, get_worker_info
 
 from stages.tokenizer import BulkEncoder
@@ -35,6 +35,9 @@ FORMAT = 1
 AGAIN = f"run lesson {PUBLISHED_BY['tokens']} again"
 # Documents encoded at a time.
 ENCODED_TOGETHER = 128
+# A number in a header; the bound is that of an index.
+Count = Annotated[int, Field(ge=0, lt=2**60)]
+Size = Annotated[int, Field(ge=1, lt=2**60)]
 # Tokens gathered at a time: two megabytes, which a cache holds.
 GATHERED_TOGETHER = 2**20
 
@@ -42,9 +45,9 @@ GATHERED_TOGETHER = 2**20
 class SplitHeader(BaseModel, strict=True, extra="forbid"):
     """What the header says of one split."""
 
-    tokens: PositiveInt
-    documents: PositiveInt
-    bytes: NonNegativeInt
+    tokens: Size
+    documents: Size
+    bytes: Count
     shards: list[Annotated[str, StringConstraints(pattern=r"^[\w-]+\.bin$")]]
 
 
@@ -53,11 +56,11 @@ class StoreHeader(BaseModel, strict=True, extra="forbid"):
 
     format: Literal[1]
     tokenizer: str
-    vocabulary: PositiveInt
-    end: NonNegativeInt
+    vocabulary: Size
+    end: Count
     dtype: Literal["<u2", "<u4"]
-    block: PositiveInt
-    shard_blocks: PositiveInt
+    block: Size
+    shard_blocks: Size
     splits: dict[str, SplitHeader]
 
 
@@ -208,11 +211,13 @@ class Split:
 
     def gather(self, rows: np.ndarray) -> np.ndarray:
         """The rows with these numbers, in this order."""
+        # first, because it holds the files to the header
+        tables = self.tables
         result = np.empty((len(rows), self.header["block"] + 1), self.header["dtype"])
         shards, places = np.divmod(rows, self.header["shard_blocks"])
         for shard in np.unique(shards):
             here = shards == shard
-            result[here] = self.tables[shard][places[here]]
+            result[here] = tables[shard][places[here]]
         return result
 
     @property

@@ -2,35 +2,53 @@
 # executed notebook, behind the solution of the same number.
 
 # %% 08.1
-lesson.refuse("08.1",
+lesson.refuse(
+    "08.1",
     answer_labels=[
-    lambda p, a, e: [-100] * (len(p) - 1) + [*a, e, -100],
-    lambda p, a, e: [-100] * len(p) + [*a, -100]],
+        lambda prompt, answer, end: [-100] * (len(prompt) - 1) + [*answer, end, -100],
+        lambda prompt, answer, end: [-100] * len(prompt) + [*answer, -100],
+    ],
 )
 
 # %% 08.2
-lesson.refuse("08.2",
-    position_of=[
-    feistel, lambda row, size, keys: feistel(row, size, keys[::-1])],
+lesson.refuse(
+    "08.2",
+    position_of=[feistel, lambda row, size, keys: feistel(row, size, keys[::-1])],
 )
+
 
 # %% 08.3
-lesson.refuse("08.3",
-    may_look=[
-    lambda ids, end: np.tri(len(ids), dtype=bool).tolist(),
-    lambda ids, end: np.equal.outer(*[np.cumsum(np.array(ids) == end)] * 2).tolist()],
-)
+def all_before(ids, end):
+    return np.tri(len(ids), dtype=bool).tolist()
+
+
+def both_ways(ids, end):
+    document = np.cumsum(np.array(ids) == end)
+    return np.equal.outer(document, document).tolist()
+
+
+lesson.refuse("08.3", may_look=[all_before, both_ways])
 
 # %% 08.4
-lesson.refuse("08.4",
+lesson.refuse(
+    "08.4",
     better="A",
     bits=[
-    lambda loss, size: loss / size, lambda loss, size: loss * size / np.log(2)],
+        lambda loss, bytes_per_token: loss / bytes_per_token,
+        lambda loss, bytes_per_token: loss * bytes_per_token / np.log(2),
+    ],
 )
 
+
 # %% 08.5
-lesson.refuse("08.5",
-    move=[
-    lambda s, b, w, nb, nw, n: (s * b, -(-(n - s * b % n) // (nb * nw))),
-    lambda s, b, w, nb, nw, n: (s * b * w, (n - s * b * w) // (nb * nw))],
-)
+def without_world(steps, batch, world, new_batch, new_world, size):
+    start = steps * batch
+    return start, -(-(size - start % size) // (new_batch * new_world))
+
+
+def past_the_end(steps, batch, world, new_batch, new_world, size):
+    start = steps * batch * world
+    return start, (size - start) // (new_batch * new_world)
+
+
+lesson.refuse("08.5", move=[without_world, past_the_end])

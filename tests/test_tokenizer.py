@@ -1,24 +1,48 @@
-"""Each test tries to break one promise of stages/tokenizer.py."""
+"""Each test tries to break one promise of stages/tokenizer.py or stages/stand_in_hub.py."""
+
 from __future__ import annotations
 
 import os
+import random
 import subprocess
 import sys
 from pathlib import Path
 
 import numpy as np
 import pyarrow as pa
-import pyarrow.parquet as parquet
 import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from pyarrow import parquet
 
 from stages import tokenizer as tokenization
-from utils.errors import CourseError, ROOT
-from stages.tokenizer import BulkEncoder, END, PAD, PATTERNS
-
-sys.path.insert(0, str(ROOT / "tests"))
-from stages.stand_in_hub import TOKEN, StandInHub  # noqa: E402
+from stages.stand_in_hub import TOKEN, StandInHub
+from stages.tokenizer import END, PAD, PATTERNS, BulkEncoder
+from utils.errors import ROOT, CourseError
 
 SOURCES = [path.read_text(encoding="utf-8") for path in sorted((ROOT / "utils").glob("*.py"))]
+
+
+def hostile_texts(megabytes: float) -> dict[str, str]:
+    """Texts that break careless tokenizers, by name; the last is one line of so many megabytes."""
+    draw = random.Random(42)
+    noise = draw.randbytes(50_000)
+    points = [*range(0xD800), *range(0xE000, 0x110000)]
+    emoji = "👩‍👩‍👧‍👦 🏳️‍🌈 🇰🇷🇷🇴 1️⃣ 👍🏽 "
+    accents = "Z̸̧̢̛͖̪̈́a̴l̵ e\u0301é שָׁלוֹם السَّلَام "
+    newlines = "a\r\nb\rc\n\r\n\t \u2028\u2029\x85\x0b\x0c\u3000\xa0\u200b"
+    return {
+        "random bytes": noise.decode("latin-1") + noise.decode("utf-8", "replace"),
+        "every code point of Unicode": "".join(map(chr, points)),
+        "random code points": "".join(map(chr, draw.choices(points, k=20_000))),
+        "emoji sequences, accents, right to left": (emoji + accents) * 200,
+        "mixed newlines and blanks": newlines * 100,
+        "NUL, control bytes, byte order mark": "".join(map(chr, range(32))) + "\ufeff\ufffe\uffff",
+        "special tokens, letters of bytes": f"{END}{PAD} {END} <|endof{END}text|>\n{PAD} ĠĊ Ġdef",
+        "blanks without end": " " * 200_000 + "x" + "\n" * 200_000 + "\t" * 200_000,
+        "one word without end": "a" * 200_000 + "é" * 50_000 + "=" * 200_000,
+        "one line without end": "x = [1, 'a'] ; " * int(megabytes * 1e6 / 15),
+    }
 
 
 @pytest.fixture(scope="module", params=list(PATTERNS))
@@ -35,7 +59,7 @@ def test_the_size_is_what_was_asked_and_the_specials_are_real(trained):
 
 def test_three_programs_give_the_same_ids_on_hostile_text(trained):
     encode = BulkEncoder(trained)
-    hostile = tokenization.hostile_texts(megabytes=0.1)
+    hostile = hostile_texts(megabytes=0.1)
     for name, text in {**hostile, **dict(enumerate(SOURCES))}.items():
         text = text[:60_000]
         assert encode.encode(text).tolist() == trained(text)["input_ids"], name
@@ -46,17 +70,28 @@ def test_every_code_point_is_cut_alike_by_both_engines():
     tokenizer = tokenization.train_bpe(SOURCES, 600)
     assigned = [*range(0xD800), *range(0xE000, 0x34000), *range(0xE0000, 0xE1000)]
     points = assigned + list(range(0x34000, 0x110000, 101))
-    texts = ["".join(f"a{chr(p)}1 {chr(p)}." for p in points[i:i + 2000])
-             for i in range(0, len(points), 2000)]
+    texts = [
+        "".join(f"a{chr(p)}1 {chr(p)}." for p in points[i : i + 2000])
+        for i in range(0, len(points), 2000)
+    ]
     assert [ids.tolist() for ids in BulkEncoder(tokenizer)(texts)] == tokenizer(texts)["input_ids"]
 
 
 def test_everything_comes_back():
     tokenizer = tokenization.train_bpe(SOURCES, 1024)
     encode = BulkEncoder(tokenizer)
-    for name, text in tokenization.hostile_texts(megabytes=10).items():
+    for name, text in hostile_texts(megabytes=10).items():
         assert encode.decode(encode.encode(text)) == text, name
         assert tokenizer.decode(encode.encode(text[:30_000])) == text[:30_000], name
+
+
+@settings(deadline=None)
+@given(st.text())
+def test_any_text_comes_back_with_the_librarys_ids(trained, text):
+    encode = BulkEncoder(trained, threads=1)
+    ids = encode.encode(text)
+    assert ids.tolist() == trained(text)["input_ids"]
+    assert encode.decode(ids) == text
 
 
 def test_by_hand_equals_the_library():
@@ -71,7 +106,8 @@ def test_merges_compress_as_well_as_the_librarys():
     pattern = PATTERNS["gpt2"]
     ours = tokenization.train_bpe(SOURCES, 1024, pattern)
     theirs = tokenization.blank_tokenizer(pattern).train_new_from_iterator(
-        SOURCES, 1024, show_progress=False)
+        SOURCES, 1024, show_progress=False
+    )
     sizes = [sum(map(len, BulkEncoder(t)(SOURCES))) for t in (ours, theirs)]
     assert sizes[0] <= sizes[1] * 1.001
     shared = set(ours.get_vocab()) & set(theirs.get_vocab())
@@ -80,7 +116,8 @@ def test_merges_compress_as_well_as_the_librarys():
 
 def test_the_librarys_own_training_is_taken_too():
     trained = tokenization.blank_tokenizer(PATTERNS["gpt2"]).train_new_from_iterator(
-        SOURCES, 700, show_progress=False)
+        SOURCES, 700, show_progress=False
+    )
     assert [ids.tolist() for ids in BulkEncoder(trained)(SOURCES)] == trained(SOURCES)["input_ids"]
 
 
@@ -111,13 +148,25 @@ def test_what_would_differ_is_refused():
     lower, template, digits, greedy = fresh(), fresh(), fresh(), fresh()
     lower.backend_tokenizer.normalizer = normalizers.Lowercase()
     template.backend_tokenizer.post_processor = TemplateProcessing(
-        single=f"$A {END}", special_tokens=[(END, template.eos_token_id)])
+        single=f"$A {END}", special_tokens=[(END, template.eos_token_id)]
+    )
     digits.backend_tokenizer.pre_tokenizer = pre_tokenizers.Sequence(
-        [pre_tokenizers.Digits(True), pre_tokenizers.ByteLevel(add_prefix_space=False)])
+        [pre_tokenizers.Digits(True), pre_tokenizers.ByteLevel(add_prefix_space=False)]
+    )
     greedy.add_tokens([AddedToken("<x>", lstrip=True)])
     for tokenizer in (lower, template, digits, greedy):
         with pytest.raises(CourseError, match="would not give this tokenizer's ids"):
             BulkEncoder(tokenizer)
+
+
+def test_a_tokenizer_that_cuts_in_no_way_is_refused():
+    from tokenizers import pre_tokenizers
+
+    tokenizer = tokenization.train_bpe(SOURCES, 600)
+    tokenizer.backend_tokenizer.pre_tokenizer = pre_tokenizers.Sequence([])
+    assert tokenization.read_pattern(tokenizer) is None
+    with pytest.raises(CourseError, match="does not cut text"):
+        BulkEncoder(tokenizer)
 
 
 def test_merges_that_do_not_follow_from_the_ids_are_refused():
@@ -169,7 +218,9 @@ def test_a_rule_that_gives_up_on_blanks_is_named_and_the_others_go_on(rule):
     if rule in ("code", "lines"):
         assert len(encode.encode(" " * 2_000_000)) == 2_000_000
         return
-    with pytest.raises(CourseError, match=rf"'{rule}' gave up .* 2,000,000(.|\n)*'code' or 'lines'"):
+    with pytest.raises(
+        CourseError, match=rf"'{rule}' gave up .* 2,000,000(.|\n)*'code' or 'lines'"
+    ):
         encode([" " * 2_000_000])
 
 
@@ -239,8 +290,14 @@ assert (back.eos_token, back.pad_token) == (here.eos_token, here.pad_token)
 
 def run_against(hub: StandInHub, home: Path, code: str, *arguments: str, **more: str):
     environment = {**os.environ, **hub.environment(str(home)), **more}
-    return subprocess.run([sys.executable, "-c", code, *arguments], env=environment,
-                          capture_output=True, text=True, timeout=120)
+    return subprocess.run(
+        [sys.executable, "-c", code, *arguments],
+        env=environment,
+        capture_output=True,
+        text=True,
+        timeout=120,
+        check=False,
+    )
 
 
 def test_to_a_hub_and_back(tmp_path):
@@ -253,6 +310,7 @@ def test_to_a_hub_and_back(tmp_path):
         assert {"tokenizer.json", "tokenizer_config.json"} <= set(files)
         assert files["tokenizer.json"] == (tmp_path / "saved" / "tokenizer.json").read_bytes()
         assert "POST /api/models/reader/made-here/commit/main" in hub.requests
+        assert hub.private == {"reader/made-here"}
 
 
 def test_the_stand_in_refuses_a_stranger_and_knows_what_it_lacks(tmp_path):
@@ -261,4 +319,7 @@ def test_the_stand_in_refuses_a_stranger_and_knows_what_it_lacks(tmp_path):
     with StandInHub() as hub:
         assert "401" in run_against(hub, tmp_path, code, HF_TOKEN="hf_" + TOKEN).stderr
         assert hub.repos == {}
+        run_against(hub, tmp_path, code)
+        assert set(hub.repos) == {"reader/mine"}
+        assert hub.private == set(), "nobody asked for a private one"
         assert "RepositoryNotFoundError" in run_against(hub, tmp_path, pull).stderr

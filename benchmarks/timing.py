@@ -1,0 +1,86 @@
+"""What every benchmark needs: ways timed in turn, a row of the table, the commit of the checkout."""
+
+from __future__ import annotations
+
+import statistics
+import subprocess
+import time
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+from utils.errors import ROOT
+
+Row = dict[str, Any]
+
+
+def interleaved(
+    *works: Callable[[], object],
+    repeats: int,
+    warm_up: int = 1,
+    clock: Callable[[], float] = time.perf_counter,
+    summary: Callable[[Sequence[float]], float] = statistics.median,
+) -> list[float]:
+    """Seconds of each work, all run in turn, so that a busy moment meets them all.
+
+    The first `warm_up` rounds are not counted. `clock=time.process_time` with `summary=min` gives
+    processor time, which other programs hardly move.
+
+    >>> quick, slow = interleaved(lambda: None, lambda: sum(range(10**5)), repeats=3)
+    >>> slow > quick
+    True
+    """
+    seconds: list[list[float]] = [[] for _ in works]
+    for _ in range(warm_up + repeats):
+        for work, times in zip(works, seconds):
+            start = clock()
+            work()
+            times.append(clock() - start)
+    return [summary(times[warm_up:]) for times in seconds]
+
+
+def row(
+    id: str,
+    what: str,
+    unit: str,
+    ours: float,
+    peers: Mapping[str, float],
+    bar: float,
+    higher_is_better: bool = True,
+    measured: str = "now",
+    bar_on: str = "ratio",
+    valid: bool = True,
+) -> Row:
+    """One claim: our figure, those of the peers, and whether the bar is reached.
+
+    The ratio is ours over the first peer, the one that the claim names. The bar bounds that ratio,
+    or with `bar_on="ours"` (always so without peers) our own figure. A claim whose condition was
+    not met, such as identical output, is not `valid` and does not hold. `measured="recorded"` is
+    for a figure that was read from a file.
+
+    >>> claim = row("speed", "a pass", "MB/s", 90, {"theirs": 30}, bar=2)
+    >>> claim["ratio"], claim["bar"], claim["holds"]
+    (3.0, '>= 2 x', True)
+    """
+    ratio = ours / next(iter(peers.values())) if peers else None
+    on_ratio = ratio is not None and bar_on == "ratio"
+    judged = ratio if on_ratio else ours
+    reached = judged >= bar if higher_is_better else judged <= bar
+    sign = ">=" if higher_is_better else "<="
+    return {
+        "id": id,
+        "what": what,
+        "unit": unit,
+        "ours": ours,
+        "peers": dict(peers),
+        "ratio": ratio,
+        "bar": f"{sign} {bar:g} {'x' if on_ratio else unit}",
+        "holds": bool(valid and reached),
+        "measured": measured,
+    }
+
+
+def commit() -> str:
+    """The commit of this checkout, with a mark if it was changed since."""
+    command = ["git", "describe", "--always", "--dirty", "--abbrev=10"]
+    answer = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=False)
+    return answer.stdout.strip() or "unknown"

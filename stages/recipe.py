@@ -149,6 +149,19 @@ def sort_parameters(model: torch.nn.Module) -> dict[str, list[torch.nn.Parameter
     return kinds
 
 
+def decay_groups(model: torch.nn.Module, decay: float) -> list[dict[str, Any]]:
+    """Groups for an optimizer: weight decay for matrices and embeddings, none for biases and norms.
+
+    >>> groups = decay_groups(torch.nn.Linear(3, 2), decay=0.1)
+    >>> [(group["weight_decay"], len(group["params"])) for group in groups]
+    [(0.1, 1), (0.0, 1)]
+    """
+    trained = [parameter for parameter in model.parameters() if parameter.requires_grad]
+    wide = [parameter for parameter in trained if parameter.ndim > 1]
+    vectors = [parameter for parameter in trained if parameter.ndim <= 1]
+    return [{"params": wide, "weight_decay": decay}, {"params": vectors, "weight_decay": 0.0}]
+
+
 def make_optimizers(model: torch.nn.Module, recipe: Recipe) -> list[torch.optim.Optimizer]:
     """AdamW for everything, or Muon for the matrices and AdamW for the rest."""
     kinds, decay = sort_parameters(model), recipe.weight_decay

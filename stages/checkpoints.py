@@ -43,7 +43,9 @@ def shard(tensor: torch.Tensor, like: torch.Tensor) -> torch.Tensor:
     """This rank's shard of a tensor that all ranks have read, if `like` is sharded; else the tensor."""
     if isinstance(like, DTensor) and tensor.shape == like.shape:
         full = tensor.to(like.device)
-        return distribute_tensor(full, like.device_mesh, like.placements, src_data_rank=None)
+        cut = distribute_tensor(full, like.device_mesh, like.placements, src_data_rank=None)
+        # A copy: a shard that is a view would keep the full tensor in memory.
+        return cut.clone()
     return tensor
 
 
@@ -113,23 +115,34 @@ def save_checkpoint(
 
 
 def read_tensors(path: Path) -> Iterator[tuple[str, torch.Tensor]]:
-    """The tensors of a file, one at a time: the file is mapped, and shared by the ranks of a machine."""
+    """The tensors of a file, one at a time."""
     with safe_open(path, "pt") as file:
-        for name in file.keys():
-            yield name, file.get_tensor(name)
+        names = file.keys()
+        for name in names:
+            # A copy: the file itself may be dropped while the run goes on.
+            yield name, file.get_tensor(name).clone()
+
+
+def load_weights(path: Path, model: Any) -> None:
+    """Copy the weights of a file into a model of the same kind, each rank its shard of them."""
+    own = model.state_dict()
+    with safe_open(path, "pt") as file:
+        names = file.keys()
+        shapes = {name: tuple(file.get_slice(name).get_shape()) for name in names}
+    missing = set(own) - set(shapes) - set(getattr(model, "all_tied_weights_keys", None) or ())
+    other = {name for name in shapes if name not in own or shapes[name] != own[name].shape}
+    if missing or other:
+        names = ", ".join(sorted(missing | other)[:3])
+        fix = "take the recipe it was made with, or another folder"
+        raise CourseError(f"the checkpoint is of another model: see {names}", path.parent, fix)
+    with torch.no_grad():
+        for name, tensor in read_tensors(path):
+            own[name].copy_(shard(tensor, own[name]))
 
 
 def load_checkpoint(path: Path, model: Any, optimizers: list[Any]) -> dict[str, Any]:
     """Put weights and optimizer states back, each rank its shard; returns the progress."""
-    own = model.state_dict()
-    weights = {n: shard(tensor, own.get(n, tensor)) for n, tensor in read_tensors(path / WEIGHTS)}
-    tied = set(getattr(model, "all_tied_weights_keys", None) or ())
-    strange = (set(own) ^ set(weights)) - tied
-    strange |= {name for name in set(own) & set(weights) if own[name].shape != weights[name].shape}
-    if strange:
-        what = f"the checkpoint is of another model: {', '.join(sorted(strange)[:3])} differ"
-        raise CourseError(what, path, "take the recipe it was made with, or another folder")
-    model.load_state_dict(weights, strict=False)
+    load_weights(path / WEIGHTS, model)
     try:
         restore_state(optimizers, read_tensors(path / STATE))
     except (IndexError, ValueError) as error:

@@ -1,124 +1,207 @@
-"""Floor 3: a recipe is all that decides a training run; from it come model, optimizers and rates.
+"""A recipe is all that decides a training run; from it come model, optimizers and rates.
 
-A recipe is a TOML file in `launch/recipes`; `python -m stages.training` and a notebook read the
-same one. It says nothing of the machine: `rows` is the number of rows of a step over all processes,
-however many there are, and `micro` only how many of them one process may hold at once.
+It is a TOML file in `launch/recipes`; `python -m stages.training` and a notebook read the same one.
+It says nothing of the machine: `rows` are those of a step over all processes, however many there
+are, and `micro` only how many of them one process may hold at once.
 """
+
 from __future__ import annotations
 
-import dataclasses
 import difflib
 import json
 import math
 import tomllib
-from dataclasses import dataclass, field
+from collections.abc import Iterable
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import torch
+from pydantic import (
+    BaseModel,
+    ConfigDict,
+    Field,
+    NonNegativeFloat,
+    PositiveFloat,
+    PositiveInt,
+    ValidationError,
+    model_validator,
+)
 
-from utils.errors import CourseError
+from utils.errors import CourseError, build_folder
 
-FREE = {"micro", "threads", "folder", "compile", "shard", "save_every", "keep", "log_every", "log_to", "hub"}
-CHOICES = {"schedule": ("trapezoid", "cosine", "linear", "constant"), "optimizer": ("muon", "adamw"),
-           "precision": ("auto", "float32", "bfloat16", "float16")}
+# What may change when a run goes on: it concerns the machine, the disk and the screen.
+FREE = {"tokens", "tokenizer", "folder", "micro", "threads", "compile", "shard"}
+FREE |= {"save_every", "keep", "log_every", "log_to", "hub", "hub_public"}
+Schedule = Literal["trapezoid", "cosine", "linear", "constant"]
 
 
-@dataclass(frozen=True)
-class Recipe:
-    """One training run. What is in `FREE` may change when a run goes on, the rest may not."""
+class Recipe(BaseModel):
+    """One training run. A relative path begins at the build folder; None means "not at all".
 
-    model: dict[str, Any]  # what `AutoConfig.for_model` takes: `model_type` and its sizes
-    tokens: str = "build/artifacts/laptop/tokens"
-    tokenizer: str = "build/artifacts/laptop/tokenizer"
-    folder: str = "build/pretraining"
-    steps: int = 1000
-    rows: int = 8
-    micro: int = 8
-    optimizer: str = "muon"  # for the matrices, AdamW for the rest; or "adamw" for all
-    rate: float = 6e-3
-    matrix_rate: float = 0.03
-    weight_decay: float = 0.0
-    clip: float = 1.0
-    schedule: str = "trapezoid"
-    warmup: float = 0.02  # share of the steps
-    cooldown: float = 0.5
-    precision: str = "auto"  # or float32, bfloat16; float16 on a GPU
-    attention: str = "sdpa"
+    >>> Recipe(model={}, steps=0)
+    Traceback (most recent call last):
+    utils.errors.CourseError: steps is 0
+      where: the recipe
+      next:  input should be greater than 0
+    """
+
+    model_config = ConfigDict(extra="forbid", frozen=True, strict=True, allow_inf_nan=False)
+
+    # What `AutoConfig.for_model` takes: `model_type` and its sizes.
+    model: dict[str, Any]
+    tokens: str = "artifacts/laptop/tokens"
+    tokenizer: str = "artifacts/laptop/tokenizer"
+    folder: str = Field("pretraining", min_length=1)
+    steps: PositiveInt = 1000
+    rows: PositiveInt = 8
+    micro: PositiveInt = 8
+    # Muon is for the matrices of the layers, and AdamW for the rest; "adamw" is AdamW for all.
+    optimizer: Literal["muon", "adamw"] = "muon"
+    rate: PositiveFloat = 6e-3
+    matrix_rate: PositiveFloat = 0.03
+    weight_decay: NonNegativeFloat = 0.0
+    clip: PositiveFloat = 1.0
+    schedule: Schedule = "trapezoid"
+    # Shares of the steps.
+    warmup: float = Field(0.02, ge=0, le=1)
+    cooldown: float = Field(0.5, ge=0, le=1)
+    # "auto": what the machine that begins the run is faster with. float16 wants a GPU.
+    precision: Literal["auto", "float32", "bfloat16", "float16"] = "auto"
+    attention: Literal["sdpa", "eager", "flash_attention_2", "flex_attention"] = "sdpa"
     compile: bool = False
-    shard: bool = False  # weights and optimizers spread over the processes (FSDP)
-    threads: int = 0  # of a CPU; 0: measured when the run begins
-    evaluate_every: int = 100
-    evaluate_rows: int = 512
-    sample_every: int = 0  # 0: never
-    prompts: list[str] = field(default_factory=lambda: ["def "])
-    save_every: int = 100
-    keep: int = 2  # newest checkpoints; the best is kept besides
-    log_every: int = 1
-    log_to: list[str] = field(default_factory=list)  # tensorboard, trackio, wandb
-    hub: str = ""  # a repository that each checkpoint is pushed to
-    seed: int = 42
+    # Weights, gradients and optimizer states are cut over the processes (FSDP).
+    shard: bool = False
+    # Of a CPU. None: measured when the run begins.
+    threads: PositiveInt | None = None
+    evaluate_every: PositiveInt = 100
+    evaluate_rows: PositiveInt = 512
+    sample_every: PositiveInt | None = None
+    prompts: list[str] = Field(["def "], min_length=1)
+    save_every: PositiveInt = 100
+    # So many of the newest checkpoints; the best one is kept besides. None: all of them.
+    keep: PositiveInt | None = 2
+    log_every: PositiveInt = 1
+    log_to: list[Literal["tensorboard", "trackio", "wandb"]] = []
+    # A repository that checkpoints are pushed to; it is made private, unless `hub_public`.
+    hub: str | None = None
+    hub_public: bool = False
+    seed: int = Field(42, ge=0, lt=2**32)
+
+    def __init__(self, **fields: Any) -> None:
+        try:
+            super().__init__(**fields)
+        except ValidationError as error:
+            raise plain_error(error, type(self).model_fields) from None
+
+    @model_validator(mode="before")
+    @classmethod
+    def read_none(cls, fields: Any) -> Any:
+        """TOML has no null: the word "none" stands for it, also among the sizes of the model."""
+        sizes = fields.get("model")
+        if isinstance(sizes, dict):
+            fields = {**fields, "model": _without_words(sizes)}
+        return _without_words(fields)
 
     @classmethod
     def load(cls, path: Path | str, **changes: Any) -> Recipe:
-        """The recipe of a file, with changes; `model` is merged and not replaced."""
+        """The recipe of a file, with changes; the sizes of `model` are merged and not replaced."""
         if not Path(path).is_file():
             raise CourseError("there is no such recipe", Path(path), "see launch/recipes")
         try:
-            said = tomllib.loads(Path(path).read_text(encoding="utf-8"))
-        except tomllib.TOMLDecodeError as error:
-            raise CourseError(f"the recipe is not TOML: {error}", Path(path), "mend that line") from error
-        model = {**said.pop("model", {}), **changes.pop("model", {})}
-        return cls.make(model=model, **{**said, **changes})
-
-    @classmethod
-    def make(cls, **said: Any) -> Recipe:
-        """A recipe from its fields, each looked at."""
-        known = {f.name: f for f in dataclasses.fields(cls)}
-        for name, value in said.items():
-            if name not in known:
-                close = difflib.get_close_matches(name, known, 1)
-                raise CourseError(f"a recipe has no {name!r}", "the recipe",
-                                  f"did you mean {close[0]!r}?" if close else f"one of {sorted(known)}")
-            wanted = known[name].type.split("[")[0]
-            fits = type(value).__name__ == wanted or (wanted == "float" and type(value) is int)
-            if not fits:
-                raise CourseError(f"{name} is {value!r}, which is no {wanted}", "the recipe",
-                                  f"write a {wanted}")
-        recipe = cls(**said)
-        for name, values in CHOICES.items():
-            if getattr(recipe, name) not in values:
-                raise CourseError(f"{name} is {getattr(recipe, name)!r}", "the recipe",
-                                  f"choose one of {', '.join(values)}")
-        return recipe
+            fields = tomllib.loads(Path(path).read_text(encoding="utf-8"))
+        except ValueError as error:
+            what = f"the recipe is not TOML: {error}"
+            raise CourseError(what, Path(path), "mend that line") from error
+        return cls(**_merge(fields, changes))
 
     def change(self, **changes: Any) -> Recipe:
-        """The same recipe but for some fields; `model` is merged.
+        """A recipe with some fields changed; the sizes of `model` are merged.
 
-        >>> Recipe({"n_layer": 2}).change(steps=5, model={"n_head": 1}).model
+        >>> Recipe(model={"n_layer": 2}).change(steps=5, model={"n_head": 1}).model
         {'n_layer': 2, 'n_head': 1}
         """
-        model = {**self.model, **changes.pop("model", {})}
-        return self.make(**{**vars(self), **changes, "model": model})
+        return Recipe(**_merge(vars(self), changes))
 
-    def same_run(self, other: dict[str, Any]) -> str:
-        """What differs from a recipe read from JSON that a run cannot change; "" if nothing."""
+    def place(self, name: str) -> Path:
+        """The path of a field: as it is written, or from the build folder on.
+
+        >>> Recipe(model={}, folder="mine").place("folder") == build_folder() / "mine"
+        True
+        """
+        return build_folder() / getattr(self, name)
+
+    def differences(self, other: dict[str, Any]) -> str:
+        """What a run cannot change and another recipe, from JSON, has otherwise; "" for nothing."""
         mine = json.loads(json.dumps(vars(self)))
-        differ = [k for k in mine if k not in FREE and mine[k] != other.get(k)]
-        return ", ".join(f"{k} {other.get(k)!r}, not {mine[k]!r}" for k in differ)
+        names = [name for name in mine if name not in FREE and mine[name] != other.get(name)]
+        return ", ".join(f"{name} {other.get(name)!r}, not {mine[name]!r}" for name in names)
+
+
+def _without_words(fields: dict[str, Any]) -> dict[str, Any]:
+    return {name: None if value == "none" else value for name, value in fields.items()}
+
+
+def _merge(fields: dict[str, Any], changes: dict[str, Any]) -> dict[str, Any]:
+    sizes = fields.get("model")
+    more = changes.get("model", {})
+    if isinstance(sizes, dict) and isinstance(more, dict):
+        return {**fields, **changes, "model": {**sizes, **more}}
+    return {**fields, **changes}
+
+
+def plain_error(error: ValidationError, known: Iterable[str]) -> CourseError:
+    """The first thing that pydantic finds wrong: the field, its value, and what it should be."""
+    first = error.errors()[0]
+    name = str(first["loc"][0]) if first["loc"] else "it"
+    if first["type"] == "extra_forbidden":
+        return CourseError(f"a recipe has no {name!r}", "the recipe", nearest(name, known))
+    if first["type"] == "missing":
+        return CourseError(f"{name} is missing", "the recipe", "write it down")
+    message = first["msg"][0].lower() + first["msg"][1:]
+    return CourseError(f"{name} is {first['input']!r}", "the recipe", message)
+
+
+def nearest(word: str, known: Iterable[str]) -> str:
+    """A question or a list for somebody who wrote a word that is not known.
+
+    >>> nearest("step", ["steps", "rows"])
+    "did you mean 'steps'?"
+    """
+    close = difflib.get_close_matches(word, known, 1)
+    return f"did you mean {close[0]!r}?" if close else f"one of {', '.join(sorted(known))}"
+
+
+# the model ------------------------------------------------------------------------------------
+
+
+def make_config(recipe: Recipe, **facts: Any) -> Any:
+    """The configuration of a recipe's model; a size that this kind of model has not is refused."""
+    from transformers import CONFIG_MAPPING, AutoConfig
+
+    kind = recipe.model.get("model_type", "")
+    if kind not in CONFIG_MAPPING:
+        hint = nearest(str(kind), CONFIG_MAPPING) if kind else "say gpt2, or nanochat"
+        raise CourseError(f"there is no model of type {kind!r}", "model_type in the recipe", hint)
+    plain = CONFIG_MAPPING[kind]()
+    for name in recipe.model:
+        if not hasattr(plain, name):
+            hint = nearest(name, [*plain.to_dict(), *plain.attribute_map])
+            raise CourseError(f"{kind} has no size {name!r}", "model in the recipe", hint)
+    return AutoConfig.for_model(**{**facts, **recipe.model})
 
 
 def build_model(recipe: Recipe, tokenizer: Any, seed: int | None = None) -> Any:
     """The model of a recipe with fresh weights, the same ones for the same seed."""
-    from transformers import AutoConfig, AutoModelForCausalLM
+    from transformers import AutoModelForCausalLM
 
-    end, pad = tokenizer.eos_token_id, tokenizer.pad_token_id
-    ids = {"bos_token_id": end, "eos_token_id": end, "pad_token_id": end if pad is None else pad}
-    said = {name: None if value == "none" else value for name, value in recipe.model.items()}
-    config = AutoConfig.for_model(said.pop("model_type"), vocab_size=len(tokenizer), **ids, **said)
+    end = tokenizer.eos_token_id
+    pad = end if tokenizer.pad_token_id is None else tokenizer.pad_token_id
+    ids = {"bos_token_id": end, "eos_token_id": end, "pad_token_id": pad}
+    config = make_config(recipe, vocab_size=len(tokenizer), **ids)
     torch.manual_seed(recipe.seed if seed is None else seed)
     model = AutoModelForCausalLM.from_config(config, attn_implementation=recipe.attention)
-    model.loss_type = "ForCausalLM"  # GPT-2's class name says no loss, see lesson 09
+    # GPT-2's class name says nothing of its loss, see lesson 09.
+    model.loss_type = "ForCausalLM"
     return model
 
 
@@ -129,54 +212,77 @@ def flops_per_token(model: torch.nn.Module, block: int) -> int:
     """
     from transformers.pytorch_utils import Conv1D
 
-    weights = sum(m.weight.numel() for m in model.modules() if isinstance(m, (torch.nn.Linear, Conv1D)))
+    multiplying = [m for m in model.modules() if isinstance(m, (torch.nn.Linear, Conv1D))]
+    weights = sum(module.weight.numel() for module in multiplying)
     sizes = model.config
     return 6 * weights + 12 * sizes.num_hidden_layers * sizes.hidden_size * block
 
 
-def sort_parameters(model: torch.nn.Module) -> dict[str, list[torch.nn.Parameter]]:
-    """Matrices of the layers, embeddings (with the head), and vectors: biases and norms.
+# optimizers and their rates -------------------------------------------------------------------
 
-    Muon is for the first; weight decay for the first two.
-    """
+
+def sort_parameters(model: torch.nn.Module) -> dict[str, list[torch.nn.Parameter]]:
+    """Matrices of the layers, embeddings (with the head), and vectors: biases and norms."""
     head = model.get_output_embeddings()
-    looked_up = [m.weight for m in model.modules() if isinstance(m, torch.nn.Embedding)]
-    tables = {id(weight) for weight in [*looked_up, *([head.weight] if head else [])]}
+    tables = [m.weight for m in model.modules() if isinstance(m, torch.nn.Embedding)]
+    looked_up = {id(weight) for weight in tables}
+    if head is not None:
+        looked_up.add(id(head.weight))
     kinds: dict[str, list[torch.nn.Parameter]] = {"matrices": [], "embeddings": [], "vectors": []}
     for parameter in model.parameters():
-        kind = "embeddings" if id(parameter) in tables else "matrices"
-        kinds[kind if parameter.ndim > 1 else "vectors"].append(parameter)
+        if parameter.ndim <= 1:
+            kinds["vectors"].append(parameter)
+        elif id(parameter) in looked_up:
+            kinds["embeddings"].append(parameter)
+        else:
+            kinds["matrices"].append(parameter)
     return kinds
+
+
+def decay_groups(model: torch.nn.Module, decay: float) -> list[dict[str, Any]]:
+    """Groups for an optimizer: weight decay for matrices and embeddings, none for biases and norms.
+
+    >>> groups = decay_groups(torch.nn.Linear(3, 2), decay=0.1)
+    >>> [(group["weight_decay"], len(group["params"])) for group in groups]
+    [(0.1, 1), (0.0, 1)]
+    """
+    trained = [parameter for parameter in model.parameters() if parameter.requires_grad]
+    wide = [parameter for parameter in trained if parameter.ndim > 1]
+    vectors = [parameter for parameter in trained if parameter.ndim <= 1]
+    return [{"params": wide, "weight_decay": decay}, {"params": vectors, "weight_decay": 0.0}]
 
 
 def make_optimizers(model: torch.nn.Module, recipe: Recipe) -> list[torch.optim.Optimizer]:
     """AdamW for everything, or Muon for the matrices and AdamW for the rest."""
-    kinds, decay = sort_parameters(model), recipe.weight_decay
-    muon = recipe.optimizer == "muon"
-    decayed = kinds["embeddings"] + ([] if muon else kinds["matrices"])
-    groups = [{"params": decayed, "weight_decay": decay},
-              {"params": kinds["vectors"], "weight_decay": 0.0}]
-    found: list[torch.optim.Optimizer] = [torch.optim.AdamW(
-        [g for g in groups if g["params"]], lr=recipe.rate, betas=(0.9, 0.95), fused=True)]
-    if muon:
-        found.append(torch.optim.Muon(kinds["matrices"], lr=recipe.matrix_rate, weight_decay=decay))
-    for optimizer in found:
+    matrices = sort_parameters(model)["matrices"] if recipe.optimizer == "muon" else []
+    of_muon = {id(matrix) for matrix in matrices}
+    groups = decay_groups(model, recipe.weight_decay)
+    for group in groups:
+        group["params"] = [p for p in group["params"] if id(p) not in of_muon]
+    groups = [group for group in groups if group["params"]]
+    adamw = torch.optim.AdamW(groups, lr=recipe.rate, betas=(0.9, 0.95), fused=True)
+    optimizers: list[torch.optim.Optimizer] = [adamw]
+    if matrices:
+        decay = recipe.weight_decay
+        optimizers.append(torch.optim.Muon(matrices, lr=recipe.matrix_rate, weight_decay=decay))
+    for optimizer in optimizers:
         for group in optimizer.param_groups:
             group["full_rate"] = group["lr"]
-    return found
+    return optimizers
 
 
 def share_of_rate(step: int, recipe: Recipe) -> float:
     """What share of its full rate an optimizer has at a step, counted from 0.
 
-    >>> recipe = Recipe({}, steps=100, warmup=0.1, cooldown=0.5)
+    >>> recipe = Recipe(model={}, steps=100, warmup=0.1, cooldown=0.5)
     >>> [round(share_of_rate(step, recipe), 2) for step in (0, 9, 50, 75, 99)]
     [0.1, 1.0, 1.0, 0.5, 0.02]
     """
     warm = max(1, round(recipe.warmup * recipe.steps))
     if step < warm:
         return (step + 1) / warm
-    left = (recipe.steps - step) / max(1, recipe.steps - warm)  # 1 after warming up, 0 at the end
+    # 1 after warming up, 0 at the end.
+    left = (recipe.steps - step) / max(1, recipe.steps - warm)
     if recipe.schedule == "trapezoid":
         return min(1.0, (recipe.steps - step) / max(1, recipe.cooldown * recipe.steps))
     if recipe.schedule == "cosine":

@@ -1,12 +1,15 @@
-"""Floor 5: the training loop, the same on one CPU, one GPU, in a notebook and on a cluster.
+"""The training loop, the same on one CPU, one GPU, in a notebook and on a cluster.
 
-    python -m stages.training launch/recipes/modern.toml steps=200 folder=build/mine
+    python -m stages.training launch/recipes/modern.toml steps=200 folder=mine
     accelerate launch --config_file launch/ddp.yaml -m stages.training launch/recipes/...
     notebook_launcher(pretrain, (recipe,), num_processes=2)
 
+    recipe -> Step (one update) -> Run (folder, checkpoints, log) -> callbacks (all the rest)
+
 What a step sees follows from its number: rows and noise are computed from the seed and kept nowhere.
-So a run that goes on, after a kill or on other machines, needs weights, optimizers and a step.
+So a run that goes on, after a kill or on other machines, needs weights, optimizers and a number.
 """
+
 from __future__ import annotations
 
 import ast
@@ -21,408 +24,491 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import torch
 from filelock import FileLock, Timeout
-from tqdm import tqdm as tqdm_plain
+from torch.distributed.tensor import DTensor
 from tqdm.auto import tqdm
 
 from stages import checkpoints
-from utils.errors import CourseError
-from utils.machine import choose_dtype, choose_threads, fastest_of, memory_of, set_seed
-from utils.artifacts import read_json, read_manifest, write_json
-from stages.tokens import Loader, open_store, Split, split_rows
-from utils.evaluation import perplexity
-from stages.recipe import (build_model, flops_per_token, make_optimizers, Recipe,
-                           share_of_rate)
-
-IMPORTED_BY = os.getpid()
-BAD_STEPS = 5  # so many in a row, and the run stops
+from stages import training_callbacks as callbacks
+from stages.recipe import Recipe, build_model, flops_per_token, make_optimizers, share_of_rate
+from stages.tokens import Loader, Split, open_store, split_rows
+from utils.artifacts import plain_disk_errors, read_json, read_manifest, write_json
+from utils.errors import CourseError, build_folder
+from utils.machine import choose_dtype, choose_threads, set_seed
 
 
-def matmul_rate(device: str, dtype: torch.dtype) -> float:
-    """Operations a second of this machine's matrix product: what utilization is measured against."""
-    size = 8192 if device == "cuda" else 1024
-    one = torch.ones(size, size, dtype=dtype, device=device)
+class Step:
+    """One update: gradients of a step's rows, clipped, and applied. All ranks take it together."""
 
-    def work() -> None:
-        one @ one
-        if device == "cuda":
-            torch.cuda.synchronize()
-    return 2 * size**3 / fastest_of(work, repeats=8)[0]
+    def __init__(
+        self,
+        accelerator: Any,
+        model: Any,
+        optimizers: list[torch.optim.Optimizer],
+        split: Split,
+        *,
+        rows: int,
+        micro: int,
+        clip: float,
+        seed: int,
+        precision: str,
+        compile: bool = False,
+    ) -> None:
+        self.accelerator = accelerator
+        self.device = accelerator.device
+        self.model = model
+        self.optimizers = optimizers
+        self.split = split
+        self.rows = rows
+        self.clip = clip
+        self.seed = seed
+        self.dtype = getattr(torch, precision)
+        self.micro = self.fit_micro(micro)
+        self.sharded = isinstance(next(model.parameters()), DTensor)
+        trained = torch.compile(model) if compile else model
+        # Shards exchange their gradients by themselves, copies of a model by DDP.
+        self.trained = trained if self.sharded else accelerator.prepare(trained)
+        # It lifts the small gradients of float16; switched off, it passes everything through.
+        half = self.dtype == torch.float16
+        self.scaler = torch.amp.GradScaler(self.device.type, enabled=half)
+        self.go_to(0)
+
+    def fit_micro(self, wanted: int) -> int:
+        """The largest number of rows up to `wanted` into which a rank's share can be cut evenly."""
+        world = self.accelerator.num_processes
+        share, rest = divmod(self.rows, world)
+        if rest:
+            what = f"{self.rows} rows a step cannot be shared by {world} processes"
+            raise CourseError(what, "rows in the recipe", f"make it a multiple of {world}")
+        return next(size for size in range(min(wanted, share), 0, -1) if share % size == 0)
+
+    def go_to(self, number: int) -> None:
+        """Let the next rows be those of this step, in pieces of `micro` rows."""
+        ranks = {
+            "rank": self.accelerator.process_index,
+            "world": self.accelerator.num_processes,
+        }
+        loader = Loader(self.split, self.micro, self.seed, number * self.rows, **ranks)
+        self.batches = iter(loader)
+
+    def autocast(self) -> Any:
+        """Matrix products in the run's precision."""
+        narrow = self.dtype != torch.float32
+        return torch.autocast(self.device.type, self.dtype, enabled=narrow)
+
+    def take(self, number: int, share: float) -> tuple[float, float]:
+        """Step `number`, at a share of the full rate: the loss over all ranks, the gradients' norm."""
+        loss = self.compute_gradients(number)
+        with plain_memory_errors(number):
+            norm = self.clip_gradients()
+            self.apply(share, norm)
+        return float(self.accelerator.reduce(loss, "mean")), norm
+
+    def compute_gradients(self, number: int) -> torch.Tensor:
+        """Forward and backward; where memory runs out, again from the start in halves of the rows."""
+        while True:
+            try:
+                return self.forward_backward(number)
+            except Exception as error:
+                if not is_out_of_memory(error):
+                    raise
+                # Alone, one can try again; other ranks would wait for this one in an exchange.
+                if self.accelerator.num_processes > 1 or self.micro == 1:
+                    fix = f"set micro={max(1, self.micro // 2)}, or take a smaller model"
+                    where = f"step {number + 1}, {self.micro} rows at once"
+                    raise CourseError("memory ran out", where, fix) from error
+            self.halve_micro(number)
+
+    def halve_micro(self, number: int) -> None:
+        from accelerate.utils.memory import clear_device_cache
+
+        self.model.zero_grad()
+        clear_device_cache(garbage_collection=True)
+        before = self.micro
+        self.micro = self.fit_micro(self.micro // 2)
+        tqdm.write(
+            f"out of memory: {self.micro} rows at once from here on, not {before}; "
+            f"a step still has {self.rows}"
+        )
+        self.go_to(number)
+
+    def forward_backward(self, number: int) -> torch.Tensor:
+        """Gradients of the mean loss over this rank's rows of a step; returns that loss."""
+        torch.manual_seed(noise_seed(self.seed, number, self.accelerator.process_index))
+        pieces = self.rows // (self.accelerator.num_processes * self.micro)
+        total = torch.zeros((), device=self.device)
+        for piece in range(pieces):
+            rows = next(self.batches)
+            if self.device.type == "cuda":
+                rows = rows.pin_memory()
+            with self.exchange(last=piece == pieces - 1):
+                with self.autocast():
+                    parts = split_rows(rows.to(self.device, non_blocking=True))
+                    loss = self.trained(**parts, use_cache=False).loss / pieces
+                self.scaler.scale(loss).backward()
+            total += loss.detach()
+        return total
+
+    def exchange(self, last: bool) -> Any:
+        """Let ranks exchange gradients behind the last piece of a step only."""
+        if self.sharded:
+            self.model.set_requires_gradient_sync(last)
+        elif not last:
+            return self.accelerator.no_sync(self.trained)
+        return contextlib.nullcontext()
+
+    def clip_gradients(self) -> float:
+        """Shorten the gradients, taken as one vector, to `clip`; returns how long they were."""
+        for optimizer in self.optimizers:
+            self.scaler.unscale_(optimizer)
+        norm = torch.nn.utils.clip_grad_norm_(self.model.parameters(), self.clip)
+        return float(checkpoints.gather(norm))
+
+    def apply(self, share: float, norm: float) -> None:
+        """Update the weights. The norm is the same on all ranks: all of them step, or none."""
+        for optimizer in self.optimizers:
+            for group in optimizer.param_groups:
+                group["lr"] = group["full_rate"] * share
+            if math.isfinite(norm):
+                self.scaler.step(optimizer)
+            optimizer.zero_grad()
+        self.scaler.update()
 
 
-def sum_losses(model: Any, split: Split, rows: int, micro: int, seed: int, rank: int = 0,
-               world: int = 1, autocast: Any = contextlib.nullcontext) -> torch.Tensor:
-    """This rank's sum of losses over tokens, and its count of tokens: add over ranks, then divide.
+def noise_seed(seed: int, number: int, rank: int) -> int:
+    """A seed for the noise of a step (dropout) on a rank, the same on any machine.
 
-    Means of batches would be wrong with a short last batch, and means of ranks with one that has none.
+    >>> noise_seed(42, 0, 0) == noise_seed(42, 0, 0) != noise_seed(42, 0, 1)
+    True
     """
-    device = next(model.parameters()).device
-    total, training, rows = torch.zeros(2, dtype=torch.float64), model.training, min(rows, len(split))
-    batches = iter(Loader(split, micro, seed, stop=rows, rank=rank, world=world))
-    idle = torch.zeros(1, split.header["block"] + 1, dtype=torch.int64)
-    model.eval()
-    with torch.no_grad(), autocast():
-        for _ in range(-(-rows // (micro * world))):  # as often on every rank: one without rows
-            batch = next(batches, idle)  # must not leave the others waiting for its weights
-            parts = split_rows(batch.to(device))
-            loss = float(model(**parts, use_cache=False).loss)
-            count = 0 if batch is idle else parts["labels"].numel()
-            total += torch.tensor([loss * count, count], dtype=torch.float64)
-    model.train(training)
-    return total
+    return int(np.random.SeedSequence([seed, number, rank]).generate_state(1, np.uint64)[0] >> 1)
 
 
-def shard_model(model: Any, world: int) -> None:
-    """Spread each layer's weights over the processes, and the rest of the model's (FSDP2)."""
+def is_out_of_memory(error: Exception) -> bool:
+    """Whether memory ran out: the machine's, or a GPU's."""
+    from accelerate.utils.memory import should_reduce_batch_size
+
+    return isinstance(error, MemoryError) or should_reduce_batch_size(error)
+
+
+@contextlib.contextmanager
+def plain_memory_errors(number: int) -> Iterator[None]:
+    """End the run if memory runs out here: some weights may have moved and others not."""
+    try:
+        yield
+    except Exception as error:
+        if not is_out_of_memory(error):
+            raise
+        what = "memory ran out while the update was applied; the weights in memory are lost"
+        fix = "free some, or take a smaller model; a run goes on from its last checkpoint"
+        raise CourseError(what, f"step {number + 1}", fix) from error
+
+
+def shard_model(model: Any, device: str, world: int) -> None:
+    """Cut each layer's weights over the processes, and then the rest of the model's (FSDP2).
+
+    The model comes in main memory: a device holds one layer in full at a time, and never all.
+    """
     from torch.distributed.device_mesh import init_device_mesh
     from torch.distributed.fsdp import fully_shard
 
-    mesh = init_device_mesh(next(model.parameters()).device.type, (world,))
-    for layer in next(part for part in model.modules() if isinstance(part, torch.nn.ModuleList)):
+    mesh = init_device_mesh(device, (world,))
+    layers = next(part for part in model.modules() if isinstance(part, torch.nn.ModuleList))
+    for layer in layers:
         fully_shard(layer, mesh=mesh)
     fully_shard(model, mesh=mesh)
 
 
-class Pretraining:
-    """A run in progress, on one rank."""
+class Run:
+    """A run's folder and where it stands: lock, checkpoints, log, a polite end."""
 
-    def __init__(self, recipe: Recipe) -> None:
-        from accelerate import Accelerator, DistributedType
-        from transformers import AutoTokenizer
+    def __init__(self, folder: Path, steps: int, accelerator: Any) -> None:
+        self.folder = folder
+        self.steps = steps
+        self.accelerator = accelerator
+        self.is_main = accelerator.is_main_process
+        self.progress: dict[str, Any] = {"step": 0}
+        self.callbacks: list[callbacks.Callback] = []
+        self.stopping = False
+        self.unwritten = b""
 
-        self.recipe, self.folder = recipe, Path(recipe.folder)
-        alone = os.environ.get("ACCELERATE_USE_CPU") == "true" or not (
-            torch.cuda.is_available() or torch.mps.is_available())  # then accelerate must be
-        half = "fp16" if recipe.precision == "float16" else None  # accelerate scales the loss then
-        self.accelerator = Accelerator(cpu=alone, log_with=recipe.log_to or None,  # told, or each
-                                       project_dir=self.folder, mixed_precision=half)  # one is alone
-        if half and self.accelerator.device.type != "cuda":
-            raise CourseError("float16 needs a GPU: elsewhere it is slow or silently float32",
-                              "precision in the recipe", "take bfloat16, float32 or auto")
-        if int(os.environ.get("WORLD_SIZE", 1)) != self.accelerator.num_processes:
-            raise CourseError("the launcher started several processes, and each believes it is alone",
-                              "the launch command", "use torchrun, or see launch/README.md")
-        if self.accelerator.distributed_type in (DistributedType.DEEPSPEED, DistributedType.FSDP):
-            raise CourseError("this loop shards and accumulates by itself", "the launch configuration",
-                              "take launch/ddp.yaml, and shard=true in the recipe")
-        self.rank, self.world = self.accelerator.process_index, self.accelerator.num_processes
-        self.main = self.accelerator.is_main_process
-        self.device = self.accelerator.device
-        self.tokenizer = AutoTokenizer.from_pretrained(recipe.tokenizer)
-        self.store = open_store(Path(recipe.tokens), self.tokenizer)
-        self.block = self.store["train"].header["block"]
-        self.dtype = choose_dtype(self.device.type).value if recipe.precision == "auto" else getattr(
-            torch, recipe.precision)
-        self.micro = self.fit_micro(recipe.micro)
-        self._build()
-        threads = choose_threads(recipe.threads or None).value if alone else torch.get_num_threads()
-        self.progress: dict[str, Any] = {"step": 0, "validation_loss": None, "threads": threads}
-        self.bad, self.lost, self.pushes, self.stopping = 0, 0, [], False
+    @property
+    def step(self) -> int:
+        """The number of steps that are done."""
+        return self.progress["step"]
 
-    def _build(self) -> None:
-        """The model, raw and as it is trained, and its optimizers."""
-        recipe = self.recipe
-        torch.set_float32_matmul_precision("high")
-        self.model = build_model(recipe, self.tokenizer)
-        sizes = self.model.config
-        if (most := getattr(sizes, "max_position_embeddings", self.block)) < self.block:
-            raise CourseError(f"blocks have {self.block} tokens, the model has {most} positions",
-                              "the recipe", f"set the model's positions to {self.block}")
-        self.flops = flops_per_token(self.model, self.block)
-        self.sharded = recipe.shard and self.world > 1
-        if self.sharded:
-            shard_model(self.model.to(self.device), self.world)
-        self.optimizers = make_optimizers(self.model, recipe)
-        trained = torch.compile(self.model) if recipe.compile else self.model
-        if self.sharded:
-            self.trained, self.stepped = trained, self.optimizers
-        else:
-            self.trained, *self.stepped = self.accelerator.prepare(trained, *self.optimizers)
-        set_seed(recipe.seed)
+    @property
+    def ends_here(self) -> bool:
+        return self.stopping or self.step >= self.steps
 
-    def fit_micro(self, wanted: int) -> int:
-        """The largest number of rows up to `wanted` into which a rank's share can be cut evenly."""
-        mine, rest = divmod(self.recipe.rows, self.world)
-        if rest or not mine:
-            raise CourseError(f"{self.recipe.rows} rows a step cannot be shared by {self.world} processes",
-                              "rows in the recipe", f"make it a multiple of {self.world}")
-        return next(size for size in range(min(wanted, mine), 0, -1) if mine % size == 0)
-
-    def autocast(self) -> Any:
-        """Lower precision where the recipe says so and the launcher does not already."""
-        ours = self.accelerator.mixed_precision == "no" and self.dtype != torch.float32
-        return torch.autocast(self.device.type, self.dtype, enabled=ours)
-
-    def batches(self) -> Iterator[torch.Tensor]:
-        """This rank's rows from the next step on, in pieces of `micro` rows."""
-        start = self.progress["step"] * self.recipe.rows
-        split = self.store["train"]
-        for rows in Loader(split, self.micro, self.recipe.seed, start, rank=self.rank, world=self.world):
-            yield rows.pin_memory() if self.device.type == "cuda" else rows
-
-    def forward_backward(self, batches: Iterator[torch.Tensor]) -> torch.Tensor:
-        """Gradients of the mean loss over this rank's rows of a step; returns that loss."""
-        pieces = self.recipe.rows // (self.world * self.micro)
-        total = torch.zeros((), device=self.device)
-        for piece in range(pieces):
-            rows = next(batches).to(self.device, non_blocking=True)
-            last = piece == pieces - 1  # ranks exchange gradients once a step
-            if self.sharded:
-                self.model.set_requires_gradient_sync(last)
-            alone = not (last or self.sharded)
-            with self.accelerator.no_sync(self.trained) if alone else contextlib.nullcontext():
-                with self.autocast():
-                    loss = self.trained(**split_rows(rows), use_cache=False).loss / pieces
-                self.accelerator.backward(loss)
-            total += loss.detach()
-        return total
-
-    def take_step(self, batches: Iterator[torch.Tensor]) -> tuple[float, float]:
-        """One update; returns the loss over all ranks and the norm of the gradients."""
-        step = self.progress["step"]
-        torch.manual_seed(hash((self.recipe.seed, step, self.rank)) % 2**63)  # dropout, if any
-        loss = self.forward_backward(batches)
-        self.accelerator.unscale_gradients()  # of float16; nothing otherwise
-        norm = torch.nn.utils.clip_grad_norm_(self.model.parameters(), self.recipe.clip)
-        norm = float(checkpoints.whole(norm))
-        share = share_of_rate(step, self.recipe)
-        for optimizer in self.stepped:
-            for group in optimizer.param_groups:
-                group["lr"] = group["full_rate"] * share
-            if math.isfinite(norm) or self.accelerator.scaler:  # the same on every rank: all step,
-                optimizer.step()  # or none; a scaler skips by itself, and learns from it
-            optimizer.zero_grad()
-        self.bad = 0 if math.isfinite(norm) else self.bad + 1
-        self.progress["step"] += 1
-        return float(self.accelerator.reduce(loss, "mean")), norm
-
-    def take_step_in_memory(self, batches: Iterator[torch.Tensor]) -> tuple[Any, float, float]:
-        """The same, and if memory runs out: half the rows at once, twice as often, and go on."""
-        from accelerate.utils.memory import should_reduce_batch_size
-
-        while True:
-            try:
-                return batches, *self.take_step(batches)
-            except Exception as error:
-                if not should_reduce_batch_size(error) or self.micro == 1:
-                    raise
-                if self.world > 1:  # the other ranks wait for this one inside a collective
-                    fix = f"micro={self.micro // 2}; the run goes on from its last checkpoint"
-                    raise CourseError("a rank ran out of memory", f"rank {self.rank}", fix) from error
-            for optimizer in self.stepped:
-                optimizer.zero_grad()
-            before, self.micro = self.micro, self.fit_micro(self.micro // 2)
-            tqdm.write(f"out of memory: {self.micro} rows at once from here on, not {before}; "
-                       f"a step still has {self.recipe.rows}")
-            batches = self.batches()
-
-    def evaluate(self) -> float:
-        """The mean loss over tokens of the validation split, the same on any number of ranks."""
-        sums = sum_losses(self.model, self.store["validation"], self.recipe.evaluate_rows, self.micro,
-                          self.recipe.seed, self.rank, self.world, self.autocast)
-        sums = self.accelerator.reduce(sums.to(self.device, torch.float32 if self.device.type == "mps"
-                                               else torch.float64), "sum")
-        return float(sums[0] / sums[1])
-
-    def sample(self) -> list[str]:
-        """How the model goes on from each prompt, always taking the likeliest token."""
-        from transformers import GenerationConfig
-
-        said, plan = [], GenerationConfig(max_new_tokens=48, do_sample=False, use_cache=True,
-                                          pad_token_id=self.tokenizer.pad_token_id)
-        self.model.eval()
-        for prompt in self.recipe.prompts:
-            ids = self.tokenizer(self.tokenizer.eos_token + prompt, return_tensors="pt").to(self.device)
-            ids.pop("token_type_ids", None)
-            made = self.model.generate(**ids, generation_config=plan)
-            said.append(self.tokenizer.decode(made[0, 1:], skip_special_tokens=True))
-        self.model.train()
-        return said
-
-    def log(self, kind: str, **values: Any) -> None:
-        """One line in `log.jsonl`, and figures to the trackers."""
-        if self.main:
-            line = {"kind": kind, "step": self.progress["step"], **values}
-            with (self.folder / "log.jsonl").open("a", encoding="utf-8") as file:
-                file.write(json.dumps(line) + "\n")
-            figures = {f"{kind}/{k}": v for k, v in values.items() if isinstance(v, (int, float))}
-            if self.recipe.log_to and figures:
-                self.accelerator.log(figures, step=self.progress["step"])
-
-    def save(self) -> None:
-        """A checkpoint; a full disk costs this one and not the run."""
-        state = checkpoints.pack_state(self.optimizers, keep=self.main)
-        weights = {name: checkpoints.whole(v) for name, v in self.model.state_dict().items()}
-        if self.main:
-            try:
-                path = checkpoints.save_checkpoint(self.folder, self.model, state, weights,
-                                                   self.tokenizer, self.progress)
-                checkpoints.drop_checkpoints(self.folder, self.recipe.keep)
-                self.push(path)
-            except CourseError as error:
-                tqdm.write(f"no checkpoint at step {self.progress['step']}, the run goes on: {error}")
-        self.accelerator.wait_for_everyone()
-
-    def push(self, path: Path) -> None:
-        """Send a checkpoint's model to the hub, in the background; a failure costs nothing."""
-        if self.recipe.hub:
-            from huggingface_hub import HfApi
-
-            self.pushes = [push for push in self.pushes if not push.done() or self.pushed(push)]
-            api = HfApi()
-            with contextlib.suppress(Exception):  # the upload itself will say what is wrong
-                api.create_repo(self.recipe.hub, exist_ok=True)
-            self.pushes.append(api.upload_folder(
-                repo_id=self.recipe.hub, folder_path=path, run_as_future=True,
-                commit_message=f"step {self.progress['step']}",
-                ignore_patterns=[checkpoints.STATE, checkpoints.PROGRESS, "manifest.json"]))
-
-    def pushed(self, push: Any) -> bool:
-        """Report on a push that has ended; False, so that it is dropped."""
-        if error := push.exception():
-            tqdm.write(f"a push to {self.recipe.hub} failed, the run goes on: {error}")
-        return False
-
-    def resume(self) -> None:
-        """Go on from the newest whole checkpoint of the folder, if there is one."""
-        facts = {"recipe": vars(self.recipe), "tokens": (read_manifest(Path(self.recipe.tokens))
-                                                        or {}).get("hash")}
-        path, damaged = checkpoints.newest_checkpoint(self.folder)
-        if path:
-            old = read_json(self.folder / "recipe.json") or facts
-            differs = self.recipe.same_run(old["recipe"])
-            if not differs and old["tokens"] != facts["tokens"]:
-                differs = "the token store is another one"
-            if differs:
-                raise CourseError(f"the folder holds another run: {differs}", self.folder,
-                                  "choose another folder, or delete this one")
-            self.progress = checkpoints.load_checkpoint(path, self.model, self.optimizers)
-        self.accelerator.wait_for_everyone()
-        if self.main:
-            for bad, said in damaged.items():
-                aside = checkpoints.set_aside(bad).name
-                tqdm.write(f"skipped a damaged checkpoint, {bad.name}: {said}; it is now {aside}")
-            checkpoints.forget_after(self.folder / "log.jsonl", self.progress["step"])
-            write_json(self.folder / "recipe.json", facts)
-        self.accelerator.wait_for_everyone()
-
-    def look(self, loss: float) -> None:
-        """Stop a run that is lost, and say what to do."""
-        step, chance = self.progress["step"], math.log(len(self.tokenizer))
-        newest = checkpoints.list_checkpoints(self.folder)
-        back = f"lower the rate and start again, or resume from {newest[-1].name}" if newest else (
-            "lower the rate and start again")
-        if self.bad >= BAD_STEPS:
-            raise CourseError(f"the gradients were not finite {self.bad} steps in a row; none of them "
-                              "was applied", f"step {step}", back)
-        self.lost = self.lost + 1 if loss > chance + 1 else 0
-        if self.lost >= 20:
-            raise CourseError(f"the run diverged: a loss of {loss:.2f}, guessing has {chance:.2f}",
-                              f"step {step}", "lower the rate, and start again in another folder")
+    def is_due(self, every: int | None) -> bool:
+        """Whether something that happens every so many steps, and at the end, happens now."""
+        return every is not None and (self.ends_here or self.step % every == 0)
 
     @contextlib.contextmanager
-    def own_folder(self) -> Iterator[None]:
-        """Hold the run's folder, which two runs at once would spoil."""
-        lock = FileLock(self.folder.with_name(f".{self.folder.name}.lock")) if self.main else None
+    def locked(self) -> Iterator[None]:
+        """Hold the folder, which two runs at once would spoil."""
+        lock = FileLock(self.folder.with_name(f".{self.folder.name}.lock"))
         try:
-            with lock.acquire(timeout=0) if lock else contextlib.nullcontext():
-                yield
+            if self.is_main:
+                lock.acquire(timeout=0)
+            yield
         except Timeout as error:
-            raise CourseError("another process trains in this folder", self.folder,
-                              "wait for it, or choose another folder") from error
+            fix = "wait for it, or choose another folder"
+            raise CourseError("another process trains in this folder", self.folder, fix) from error
+        finally:
+            lock.release()
 
-    def train(self) -> None:
-        """From where the run stands to its last step."""
-        recipe = self.recipe
-        self.resume()
-        if recipe.log_to:
-            self.accelerator.init_trackers("pretraining", config={"steps": recipe.steps})
-        torch.set_num_threads(self.progress["threads"])  # as before: sums depend on it, in the last bit
-        rate = matmul_rate(self.device.type, self.dtype) * self.world
-        bar, batches = self.make_bar(), self.batches()
-        self.trained.train()
-        self.clock, self.done = time.perf_counter(), self.progress["step"]
-        while self.progress["step"] < recipe.steps and not self.stopping:
-            batches = self.advance(batches, rate, bar)
-            self.clock += self.side_work(self.progress["step"])
-        bar.close()
-        self.finish()
-
-    def advance(self, batches: Iterator[torch.Tensor], rate: float, bar: Any) -> Iterator[torch.Tensor]:
-        """One step and what is said of it; returns where the next rows come from."""
-        recipe = self.recipe
-        batches, loss, norm = self.take_step_in_memory(batches)
-        step = self.progress["step"]
-        self.look(loss)
-        if step % recipe.log_every == 0 or step == recipe.steps:
-            now = time.perf_counter()
-            speed = (step - self.done) * recipe.rows * self.block / (now - self.clock)
-            self.log("step", loss=loss, norm=norm, rate=share_of_rate(step - 1, recipe),
-                     tokens_per_second=speed, utilization=speed * self.flops / rate)
-            bar.set_postfix_str(f"loss {loss:.3f}, {speed:,.0f} tokens/s, "
-                                f"{speed * self.flops / rate:.0%} of matmul", refresh=False)
-            self.clock, self.done = now, step
-        bar.update()
-        return batches
-
-    def make_bar(self) -> Any:
-        """One line that stays one line; none where nobody looks."""
-        forked = os.getpid() != IMPORTED_BY  # by notebook_launcher: widgets do not reach the page
-        quiet = {} if forked or "ipykernel" in sys.modules else {"disable": None}
-        quiet = quiet if self.main else {"disable": True}
-        return (tqdm_plain if forked else tqdm)(total=self.recipe.steps, initial=self.progress["step"],
-                                                unit="step", mininterval=1, **quiet)
-
-    def side_work(self, step: int) -> float:
-        """Evaluate, sample and save where they are due; the seconds it took."""
-        recipe, start = self.recipe, time.perf_counter()
-        last = step == recipe.steps or self.stopping
-        saving = last or step % recipe.save_every == 0
-        if saving or step % recipe.evaluate_every == 0:
-            loss = self.progress["validation_loss"] = self.evaluate()
-            held = (torch.cuda.max_memory_allocated() if self.device.type == "cuda"
-                    else process_memory()["rss"])
-            self.log("validation", loss=loss, perplexity=perplexity(loss), memory=held,
-                     bits_per_byte=self.store["validation"].bits_per_byte(loss))
-        due = recipe.sample_every and (last or step % recipe.sample_every == 0)
-        if due and (self.main or self.sharded):  # a part of a model says nothing by itself
-            self.log("sample", samples=self.sample())
-        if saving:
-            self.save()
-        return time.perf_counter() - start
-
-    def finish(self) -> None:
-        """Wait for pushes, close trackers, say where the result lies."""
-        for push in self.pushes:
-            with contextlib.suppress(Exception):
-                push.result(timeout=300)
-            self.pushed(push)
-        if self.recipe.log_to:
-            self.accelerator.end_training()
-        if self.stopping and self.main:
-            print(f"stopped at step {self.progress['step']}; the same command goes on from there")
+    @contextlib.contextmanager
+    def stoppable(self) -> Iterator[None]:
+        """Take Ctrl-C and SIGTERM for a wish to stop."""
+        previous = {}
+        # Only the main thread may.
+        with contextlib.suppress(ValueError):
+            for kind in (signal.SIGINT, signal.SIGTERM):
+                previous[kind] = signal.signal(kind, self.stop)
+        try:
+            yield
+        finally:
+            for kind, handler in previous.items():
+                signal.signal(kind, handler)
 
     def stop(self, *_: Any) -> None:
-        """What Ctrl-C and SIGTERM do: save after this step and leave; at once if asked twice."""
-        if self.stopping or self.world > 1:  # many ranks cannot agree in a hurry
+        """Save after this step and leave; at once if asked twice, or if many ranks had to agree."""
+        if self.stopping or self.accelerator.num_processes > 1:
             raise KeyboardInterrupt
         self.stopping = True
+
+    def find_checkpoint(self, recipe: Recipe, tokens: str | None) -> Path | None:
+        """The checkpoint to go on from; the first rank looks, and all take up what it finds."""
+        from accelerate.utils import broadcast_object_list
+
+        found = [None, None]
+        if self.is_main:
+            with plain_disk_errors(self.folder):
+                found = list(self._look_for_checkpoint(recipe, tokens))
+        path, self.progress = broadcast_object_list(found)
+        return path
+
+    def _look_for_checkpoint(self, recipe: Recipe, tokens: str | None) -> tuple[Any, Any]:
+        path, damaged = checkpoints.newest_checkpoint(self.folder)
+        progress = first_progress(recipe, self.accelerator.device.type)
+        if path:
+            old = read_json(self.folder / "recipe.json")
+            if old:
+                self._compare(recipe, tokens, old)
+            progress |= read_json(path / checkpoints.PROGRESS)
+            if old and old["recipe"]["micro"] != recipe.micro:
+                progress["micro"] = recipe.micro
+        for bad, problem in damaged.items():
+            aside = checkpoints.set_aside(bad).name
+            tqdm.write(f"skipped a damaged checkpoint, {bad.name}: {problem}; it is now {aside}")
+        checkpoints.forget_after(self.folder / "log.jsonl", progress["step"])
+        write_json(self.folder / "recipe.json", {"recipe": vars(recipe), "tokens": tokens})
+        return path, progress
+
+    def _compare(self, recipe: Recipe, tokens: str | None, old: dict[str, Any]) -> None:
+        differs = recipe.differences(old["recipe"])
+        if not differs and old["tokens"] != tokens:
+            differs = "the token store is another one"
+        if differs:
+            fix = "choose another folder, or delete this one"
+            raise CourseError(f"the folder holds another run: {differs}", self.folder, fix)
+
+    def save(self, model: Any, optimizers: list[Any], tokenizer: Any, keep: int | None) -> None:
+        """A checkpoint; a full disk costs this one and not the run, unless it is the last."""
+        try:
+            arguments = (model, optimizers, tokenizer, self.progress)
+            path = checkpoints.save_checkpoint(self.folder, *arguments)
+            if self.is_main:
+                for callback in self.callbacks:
+                    callback.after_save(self, path)
+                self.drop_old(keep)
+        except CourseError as error:
+            if self.ends_here:
+                raise
+            tqdm.write(f"no checkpoint at step {self.step}, the run goes on: {error}")
+        self.accelerator.wait_for_everyone()
+
+    def drop_old(self, keep: int | None) -> None:
+        in_use = {path for callback in self.callbacks for path in callback.in_use}
+        checkpoints.drop_checkpoints(self.folder, keep, in_use)
+
+    def log(self, kind: str, **values: Any) -> None:
+        """One line in `log.jsonl`; on a full disk it waits for the next."""
+        if not self.is_main:
+            return
+        line = {"kind": kind, "step": self.step, **values}
+        self.unwritten += json.dumps(line).encode() + b"\n"
+        with (self.folder / "log.jsonl").open("ab", buffering=0) as file:
+            size = file.tell()
+            try:
+                written = file.write(self.unwritten)
+            except OSError:
+                written = 0
+            if written == len(self.unwritten):
+                self.unwritten = b""
+            else:
+                file.truncate(size)
+        for callback in self.callbacks:
+            callback.after_line(self, line)
+
+
+# from a recipe to a run -------------------------------------------------------------------------
+
+
+def first_progress(recipe: Recipe, device: str) -> dict[str, Any]:
+    """Where a run begins, and what the machine that begins it decides for all that go on with it."""
+    dtype = str(choose_dtype(device).value).removeprefix("torch.")
+    return {
+        "step": 0,
+        "validation_loss": None,
+        "precision": dtype if recipe.precision == "auto" else recipe.precision,
+        "threads": choose_threads(recipe.threads).value,
+        "micro": recipe.micro,
+    }
+
+
+def make_accelerator(recipe: Recipe) -> Any:
+    """The device and the other processes, as the launcher says; precision is the recipe's business."""
+    from accelerate import Accelerator, DistributedType
+
+    # Where no accelerator can be used, accelerate must be told so, or each process is alone.
+    cpu = os.environ.get("ACCELERATE_USE_CPU") == "true"
+    cpu = cpu or not (torch.cuda.is_available() or torch.mps.is_available())
+    accelerator = Accelerator(
+        cpu=cpu,
+        mixed_precision="no",
+        log_with=recipe.log_to or None,
+        project_dir=recipe.place("folder"),
+    )
+    launched = os.environ.get("ACCELERATE_MIXED_PRECISION", "no")
+    if launched != "no" and accelerator.is_main_process:
+        tqdm.write(f"the launcher asks for {launched}; the recipe decides: {recipe.precision}")
+    if int(os.environ.get("WORLD_SIZE", "1")) != accelerator.num_processes:
+        what = "the launcher started several processes, and each believes it is alone"
+        raise CourseError(what, "the launch command", "use torchrun, or see launch/README.md")
+    if accelerator.distributed_type in (DistributedType.DEEPSPEED, DistributedType.FSDP):
+        fix = "take launch/ddp.yaml, and shard=true in the recipe"
+        raise CourseError("this loop shards by itself", "the launch configuration", fix)
+    if recipe.precision == "float16" and (accelerator.device.type != "cuda" or recipe.shard):
+        what = "float16 needs a GPU, and weights in one piece"
+        raise CourseError(what, "precision in the recipe", "take bfloat16, float32 or auto")
+    return accelerator
+
+
+def find_input(recipe: Recipe, name: str) -> Path:
+    """The folder of the tokenizer or of the tokens; if it is not there, the lesson that makes it."""
+    from utils.lesson import PUBLISHED_BY
+
+    path = recipe.place(name)
+    if not path.exists():
+        profile = path.parent.name if path.is_relative_to(build_folder()) else "laptop"
+        command = f"make run ONLY={PUBLISHED_BY[name]} PROFILE={profile}"
+        fix = f"lesson {PUBLISHED_BY[name]} makes them: {command}; or set {name}=FOLDER"
+        raise CourseError(f"the {name} of the recipe are not there", path, fix)
+    return path
+
+
+def build_step(recipe: Recipe, accelerator: Any, split: Split, tokenizer: Any, run: Run) -> Step:
+    """The model of a recipe, its optimizers, and the step that they take."""
+    torch.set_float32_matmul_precision("high")
+    torch.set_num_threads(run.progress["threads"])
+    model = build_model(recipe, tokenizer)
+    block = split.header["block"]
+    positions = getattr(model.config, "max_position_embeddings", block)
+    if positions < block:
+        what = f"blocks have {block} tokens, the model has {positions} positions"
+        raise CourseError(what, "the recipe", f"set the model's positions to {block}")
+    if recipe.shard and accelerator.num_processes > 1:
+        shard_model(model, accelerator.device.type, accelerator.num_processes)
+    else:
+        model.to(accelerator.device)
+    return Step(
+        accelerator,
+        model,
+        make_optimizers(model, recipe),
+        split,
+        rows=recipe.rows,
+        micro=run.progress["micro"],
+        clip=recipe.clip,
+        seed=recipe.seed,
+        precision=run.progress["precision"],
+        compile=recipe.compile,
+    )
+
+
+def make_callbacks(
+    recipe: Recipe, step: Step, tokenizer: Any, validation: Split, flops: int
+) -> list[callbacks.Callback]:
+    """What happens beside the run that a recipe describes."""
+    world = step.accelerator.num_processes
+    rate = callbacks.matmul_rate(step.device.type, step.dtype) * world
+    block = step.split.header["block"]
+    every = (recipe.evaluate_every, recipe.save_every)
+    chosen: list[callbacks.Callback] = [
+        callbacks.StepLog(recipe.log_every, recipe.rows * block, flops / rate),
+        callbacks.DivergenceCheck(len(tokenizer)),
+        callbacks.Evaluation(step, validation, recipe.evaluate_rows, *every),
+        callbacks.Samples(step, tokenizer, recipe.prompts, recipe.sample_every),
+    ]
+    if recipe.log_to:
+        chosen.append(callbacks.Trackers(step.accelerator))
+    if recipe.hub and step.accelerator.is_main_process:
+        chosen.append(callbacks.HubPush(recipe.hub, recipe.hub_public))
+    return chosen
 
 
 def pretrain(recipe: Recipe) -> None:
     """Train by a recipe, from its beginning or from where its folder stands."""
-    run = Pretraining(recipe)
-    kept = {}
-    with contextlib.suppress(ValueError):  # not the main thread
-        kept = {kind: signal.signal(kind, run.stop) for kind in (signal.SIGINT, signal.SIGTERM)}
-    try:
-        run.folder.mkdir(parents=True, exist_ok=True)
-        with run.own_folder():
-            run.train()
-    finally:
-        for kind, handler in kept.items():
-            signal.signal(kind, handler)
+    from transformers import AutoTokenizer
+
+    accelerator = make_accelerator(recipe)
+    tokenizer = AutoTokenizer.from_pretrained(find_input(recipe, "tokenizer"))
+    tokens = find_input(recipe, "tokens")
+    store = open_store(tokens, tokenizer)
+    run = Run(recipe.place("folder"), recipe.steps, accelerator)
+    run.folder.mkdir(parents=True, exist_ok=True)
+    with run.locked(), run.stoppable():
+        manifest = read_manifest(tokens) or {}
+        checkpoint = run.find_checkpoint(recipe, manifest.get("hash"))
+        step = build_step(recipe, accelerator, store["train"], tokenizer, run)
+        if checkpoint:
+            checkpoints.load_checkpoint(checkpoint, step.model, step.optimizers)
+        set_seed(recipe.seed)
+        flops = flops_per_token(step.model, store["train"].header["block"])
+        run.callbacks = make_callbacks(recipe, step, tokenizer, store["validation"], flops)
+        train(run, step, recipe, tokenizer)
+
+
+def train(run: Run, step: Step, recipe: Recipe, tokenizer: Any) -> None:
+    """Take steps from where a run stands to its end."""
+    chosen = {name: run.progress[name] for name in ("precision", "threads")}
+    run.log("start", **chosen, processes=run.accelerator.num_processes)
+    step.trained.train()
+    step.go_to(run.step)
+    while not run.ends_here:
+        began = time.perf_counter()
+        share = share_of_rate(run.step, recipe)
+        scale = step.scaler.get_scale() if step.scaler.is_enabled() else None
+        loss, norm = step.take(run.step, share)
+        run.progress |= {"step": run.step + 1, "micro": step.micro}
+        result = callbacks.StepResult(loss, norm, share, time.perf_counter() - began, scale)
+        for callback in run.callbacks:
+            callback.after_step(run, result)
+        if run.is_due(recipe.save_every):
+            run.save(step.model, step.optimizers, tokenizer, recipe.keep)
+    for callback in run.callbacks:
+        callback.close(run)
+    if run.is_main:
+        run.drop_old(recipe.keep)
+        if run.stopping:
+            print(f"stopped at step {run.step}; the same command goes on from there")
+
+
+# the program ------------------------------------------------------------------------------------
 
 
 def parse_value(text: str) -> Any:
@@ -431,10 +517,31 @@ def parse_value(text: str) -> Any:
     >>> parse_value("0.5"), parse_value("adamw"), parse_value("['def ']")
     (0.5, 'adamw', ['def '])
     """
+    if text in ("true", "false"):
+        return text == "true"
     try:
-        return {"true": True, "false": False}[text] if text in ("true", "false") else ast.literal_eval(text)
+        return ast.literal_eval(text)
     except (ValueError, SyntaxError):
         return text
+
+
+def parse_changes(arguments: list[str]) -> dict[str, Any]:
+    """The changes of a recipe that a command line asks for.
+
+    >>> parse_changes(["steps=5", "folder=2024", "model.n_layer=2"])
+    {'model': {'n_layer': 2}, 'steps': 5, 'folder': '2024'}
+    """
+    changes: dict[str, Any] = {"model": {}}
+    for argument in arguments:
+        name, _, text = argument.partition("=")
+        field = Recipe.model_fields.get(name)
+        if name.startswith("model."):
+            changes["model"][name.removeprefix("model.")] = parse_value(text)
+        elif field and field.annotation in (str, str | None):
+            changes[name] = text
+        else:
+            changes[name] = parse_value(text)
+    return changes
 
 
 def main(arguments: list[str]) -> int:
@@ -442,13 +549,8 @@ def main(arguments: list[str]) -> int:
     if not arguments or arguments[0] in ("-h", "--help"):
         print("python -m stages.training RECIPE.toml [name=value | model.name=value …]")
         return 0 if arguments else 2
-    changes: dict[str, Any] = {"model": {}}
-    for text in arguments[1:]:
-        name, _, value = text.partition("=")
-        place = changes["model"] if name.startswith("model.") else changes
-        place[name.removeprefix("model.")] = parse_value(value)
     try:
-        pretrain(Recipe.load(arguments[0], **changes))
+        pretrain(Recipe.load(arguments[0], **parse_changes(arguments[1:])))
     except CourseError as error:
         print(error, file=sys.stderr)
         return 1

@@ -1,0 +1,128 @@
+"""A tokenizer, a token store and runs of twelve steps, for the tests of pretraining."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from safetensors.torch import load_file
+
+from stages import tokenizer as tokenizers
+from stages import tokens
+from stages.recipe import Recipe
+from stages.training import Step, pretrain
+from utils.artifacts import sealed
+from utils.errors import ROOT
+
+torch.set_num_threads(1)
+BLOCK = 32
+NANO = {
+    "model_type": "nanochat",
+    "hidden_size": 32,
+    "intermediate_size": 64,
+    "num_hidden_layers": 2,
+    "num_attention_heads": 2,
+    "max_position_embeddings": BLOCK,
+    "tie_word_embeddings": True,
+    "final_logit_softcapping": "none",
+}
+GPT2 = {"model_type": "gpt2", "n_embd": 32, "n_layer": 2, "n_head": 2, "n_positions": BLOCK}
+GPT2 |= {"resid_pdrop": 0.0, "embd_pdrop": 0.0, "attn_pdrop": 0.0}
+PLAN = {"steps": 12, "rows": 4, "micro": 4, "precision": "float32", "threads": 1}
+PLAN |= {"evaluate_every": 4, "evaluate_rows": 21, "save_every": 4}
+
+
+class Killed(BaseException):
+    """What no handler of the engine may swallow."""
+
+
+@pytest.fixture(scope="session")
+def inputs(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A tokenizer and a token store of this package's own source."""
+    root = tmp_path_factory.mktemp("inputs")
+    paths = sorted((ROOT / "utils").glob("*.py"))
+    texts = [path.read_text(encoding="utf-8") for path in paths]
+    tokenizer = tokenizers.train_bpe(texts, 500)
+    tokenizer.save_pretrained(root / "tokenizer")
+    splits = {"train": texts[4:], "validation": texts[:4]}
+    with sealed(root / "tokens", {}) as folder:
+        tokens.write_store(folder, splits, tokenizer, BLOCK)
+    return root
+
+
+def small_recipe(inputs: Path, folder: Path, **changes: Any) -> Recipe:
+    """Twelve steps that save every fourth."""
+    places = {name: str(inputs / name) for name in ("tokens", "tokenizer")}
+    return Recipe(model=NANO, folder=str(folder), **places, **PLAN).change(**changes)
+
+
+@pytest.fixture
+def recipe(inputs: Path, tmp_path: Path) -> Recipe:
+    """A run of its own."""
+    return small_recipe(inputs, tmp_path / "run")
+
+
+@pytest.fixture(scope="session")
+def calm(inputs: Path, tmp_path_factory: pytest.TempPathFactory) -> Recipe:
+    """The run that nothing ever disturbed: what every other is held to."""
+    calm = small_recipe(inputs, tmp_path_factory.mktemp("calm") / "run")
+    pretrain(calm)
+    return calm
+
+
+def log_lines(recipe: Recipe, kind: str = "step") -> list[dict[str, Any]]:
+    text = (recipe.place("folder") / "log.jsonl").read_text(encoding="utf-8")
+    return [line for line in map(json.loads, text.splitlines()) if line["kind"] == kind]
+
+
+def losses(recipe: Recipe, kind: str = "step") -> dict[int, float]:
+    return {line["step"]: line["loss"] for line in log_lines(recipe, kind)}
+
+
+def weights(recipe: Recipe, step: int = 12) -> dict[str, torch.Tensor]:
+    return load_file(recipe.place("folder") / f"checkpoint-{step:06}" / "model.safetensors")
+
+
+def checkpoint_names(recipe: Recipe) -> list[str]:
+    return sorted(path.name for path in recipe.place("folder").glob("checkpoint-*"))
+
+
+def at_step(
+    monkeypatch: pytest.MonkeyPatch, step: int, action: Any, name: str = "forward_backward"
+) -> None:
+    """Call `action` on the step object before a method of its runs for the step of this number."""
+    real = getattr(Step, name)
+
+    def acting(self: Step, number: int, *rest: Any) -> Any:
+        if number == step:
+            action(self)
+        return real(self, number, *rest)
+
+    monkeypatch.setattr(Step, name, acting)
+
+
+def die(*_: Any) -> None:
+    raise Killed
+
+
+def launch(recipe: Recipe, *more: str, start: tuple[str, ...] = (), **env: str) -> str:
+    """Train in processes of their own, from a file; returns what they said."""
+    path = Path(recipe.folder + ".toml")
+    path.parent.mkdir(parents=True, exist_ok=True)
+    fields = {name: value for name, value in vars(recipe).items() if name != "model"}
+    lines = [f"{name} = {json.dumps('none' if v is None else v)}" for name, v in fields.items()]
+    sizes = [
+        f"{name} = {json.dumps('none' if v is None else v)}" for name, v in recipe.model.items()
+    ]
+    path.write_text("\n".join([*lines, "[model]", *sizes]))
+    command = [sys.executable, *start, "-m", "stages.training", str(path), *more]
+    env = {**os.environ, "OMP_NUM_THREADS": "1", **env}
+    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=300, env=env)
+    assert done.returncode == 0, done.stderr[-2000:]
+    return done.stdout + done.stderr

@@ -1,0 +1,220 @@
+"""Checkpoints and the log beside them survive kills, torn bytes and other models."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from small_runs import GPT2, calm, checkpoint_names, inputs, losses, recipe  # noqa: F401
+from transformers import AutoModelForCausalLM, AutoTokenizer
+
+from stages import checkpoints
+from stages.recipe import Recipe, build_model, make_optimizers
+from stages.tokens import open_store
+from stages.training_callbacks import sum_losses
+from utils.errors import ROOT, CourseError
+
+
+def build(recipe: Recipe) -> tuple[Any, list[Any]]:  # noqa: F811
+    model = build_model(recipe, AutoTokenizer.from_pretrained(recipe.tokenizer))
+    return model, make_optimizers(model, recipe)
+
+
+def newest(recipe: Recipe) -> Path:  # noqa: F811
+    return checkpoints.list_checkpoints(recipe.place("folder"))[-1]
+
+
+def test_a_checkpoint_is_a_model_like_any_other(calm: Recipe, inputs: Path) -> None:  # noqa: F811
+    path = newest(calm)
+    model = AutoModelForCausalLM.from_pretrained(path)
+    assert len(AutoTokenizer.from_pretrained(path)) == model.config.vocab_size
+    validation = open_store(inputs / "tokens")["validation"]
+    total, count = sum_losses(model, validation, 21, 4, calm.seed)
+    assert float(total / count) == pytest.approx(losses(calm, "validation")[12], abs=1e-6)
+    assert not [file for file in path.iterdir() if file.suffix in (".pt", ".bin", ".pkl")]
+
+
+def test_what_is_loaded_is_what_was_saved(calm: Recipe, tmp_path: Path) -> None:  # noqa: F811
+    model, optimizers = build(calm)
+    progress = checkpoints.load_checkpoint(newest(calm), model, optimizers)
+    assert progress["step"] == 12
+    tokenizer = AutoTokenizer.from_pretrained(calm.tokenizer)
+    again = checkpoints.save_checkpoint(tmp_path, model, optimizers, tokenizer, progress)
+    for name in (checkpoints.WEIGHTS, checkpoints.STATE):
+        assert (again / name).read_bytes() == (newest(calm) / name).read_bytes()
+
+
+@pytest.mark.parametrize("changes", [{"hidden_size": 64}, {"num_hidden_layers": 3}, GPT2])
+def test_a_checkpoint_of_another_model_is_refused_and_touches_nothing(
+    calm: Recipe,  # noqa: F811
+    changes: dict[str, Any],
+) -> None:
+    other = (
+        Recipe(**{**vars(calm), "model": GPT2}) if changes is GPT2 else calm.change(model=changes)
+    )
+    model, optimizers = build(other)
+    before = [parameter.clone() for parameter in model.parameters()]
+    with pytest.raises(CourseError, match="another model"):
+        checkpoints.load_checkpoint(newest(calm), model, optimizers)
+    assert all(torch.equal(old, new) for old, new in zip(before, model.parameters()))
+
+
+def test_a_checkpoint_of_other_optimizers_is_refused(calm: Recipe) -> None:  # noqa: F811
+    model, optimizers = build(calm.change(optimizer="adamw"))
+    with pytest.raises(CourseError, match="other optimizers"):
+        checkpoints.load_checkpoint(newest(calm), model, optimizers)
+
+
+def make_checkpoints(folder: Path, found: dict[int, object]) -> None:
+    for step, loss in found.items():
+        path = folder / f"checkpoint-{step:06}"
+        path.mkdir()
+        text = loss if isinstance(loss, str) else json.dumps({"validation_loss": loss})
+        (path / checkpoints.PROGRESS).write_text(text)
+
+
+@pytest.mark.parametrize(
+    ("keep", "left"), [(1, [4, 12]), (2, [4, 8, 12]), (9, [4, 8, 12]), (None, [4, 8, 12])]
+)
+def test_the_newest_and_the_best_are_left(
+    tmp_path: Path, keep: int | None, left: list[int]
+) -> None:
+    make_checkpoints(tmp_path, {4: 1.0, 8: 3.0, 12: 2.0})
+    checkpoints.drop_checkpoints(tmp_path, keep)
+    assert [path.name for path in checkpoints.list_checkpoints(tmp_path)] == [
+        f"checkpoint-{step:06}" for step in left
+    ]
+
+
+@pytest.mark.parametrize("loss", [float("nan"), None, "{", "[]", '{"validation_loss": "x"}', "3"])
+def test_a_loss_that_is_no_number_is_never_the_best(tmp_path: Path, loss: object) -> None:
+    make_checkpoints(tmp_path, {4: loss, 8: 3.0, 12: 4.0})
+    checkpoints.drop_checkpoints(tmp_path, 1)
+    names = [path.name for path in checkpoints.list_checkpoints(tmp_path)]
+    assert names == ["checkpoint-000008", "checkpoint-000012"]
+
+
+def test_a_folder_in_use_is_not_dropped(tmp_path: Path) -> None:
+    make_checkpoints(tmp_path, {4: 9.0, 8: 3.0, 12: 2.0})
+    checkpoints.drop_checkpoints(tmp_path, 1, in_use={tmp_path / "checkpoint-000004"})
+    names = [path.name for path in checkpoints.list_checkpoints(tmp_path)]
+    assert names == ["checkpoint-000004", "checkpoint-000012"]
+
+
+# the log
+
+
+LINE = st.builds(
+    lambda step, text: json.dumps({"kind": "step", "step": step, "samples": text}).encode(),
+    st.integers(0, 20),
+    st.text(max_size=20),
+)
+TORN = st.one_of(
+    LINE.flatmap(lambda line: st.integers(0, len(line)).map(lambda n: line[:n])), st.binary()
+)
+
+
+@settings(max_examples=300, deadline=None)
+@given(st.lists(st.one_of(LINE, TORN), max_size=8), st.integers(0, 20), st.binary(max_size=9))
+def test_any_torn_log_keeps_its_good_lines(lines: list[bytes], step: int, end: bytes) -> None:
+    import tempfile
+
+    with tempfile.TemporaryDirectory() as folder:
+        log = Path(folder) / "log.jsonl"
+        log.write_bytes(b"\n".join([*lines, end]))
+        checkpoints.forget_after(log, step)
+        remaining = [json.loads(line) for line in log.read_bytes().splitlines() if line]
+        assert all(line["step"] <= step for line in remaining)
+        good = [line for line in lines if checkpoints.step_of_line(line) <= step]
+        whole = [line for line in good if b"\n" not in line and b"\r" not in line]
+        assert len(remaining) >= len(whole)
+        assert os.listdir(folder) == ["log.jsonl"]
+
+
+def test_a_torn_line_that_ends_in_a_brace_is_dropped(tmp_path: Path) -> None:
+    log = tmp_path / "log.jsonl"
+    log.write_text('{"step": 1}\n{"step": 2, "samples": ["def f(): return {}}')
+    checkpoints.forget_after(log, 5)
+    assert log.read_text() == '{"step": 1}\n'
+
+
+def test_killed_while_the_log_is_written_again_nothing_is_lost(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    log = tmp_path / "log.jsonl"
+    log.write_text('{"step": 1}\n{"step": 2}\n')
+
+    def killed(*_: Any) -> None:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(os, "fsync", killed)
+    with pytest.raises(KeyboardInterrupt):
+        checkpoints.forget_after(log, 1)
+    assert log.read_text() == '{"step": 1}\n{"step": 2}\n'
+
+
+# shards
+
+SHARDS = """
+import sys, torch
+from pathlib import Path
+from torch.distributed import destroy_process_group, get_rank, init_process_group
+from transformers import AutoTokenizer
+from stages import checkpoints
+from stages.recipe import Recipe, build_model, make_optimizers
+from stages.training import shard_model
+
+recipe = Recipe.load(sys.argv[1])
+path = Path(sys.argv[2])
+tokenizer = AutoTokenizer.from_pretrained(recipe.tokenizer)
+init_process_group("gloo")
+whole = build_model(recipe, tokenizer)
+model = build_model(recipe, tokenizer)
+shard_model(model, "cpu", 2)
+sizes = [p.to_local().numel() for p in model.parameters()]
+assert sum(sizes) < 0.6 * sum(p.numel() for p in whole.parameters()), "each rank has its half"
+full = checkpoints.gather_to_first(model.state_dict())
+assert (full == {}) == (get_rank() == 1), "only the first rank holds the full tensors"
+for name, tensor in full.items():
+    assert torch.equal(tensor, whole.state_dict()[name]), "the weights of one process"
+
+optimizers = make_optimizers(model, recipe)
+checkpoints.load_checkpoint(path, model, optimizers)
+mine = [v.to_local() for v in checkpoints.state_tensors(optimizers).values() if v.ndim]
+assert all(v.untyped_storage().nbytes() == v.nbytes for v in mine), "no view of a full tensor"
+target = path.parent.parent / "again"
+again = checkpoints.save_checkpoint(target, model, optimizers, tokenizer, {"step": 12})
+if get_rank() == 0:
+    for name in (checkpoints.WEIGHTS, checkpoints.STATE):
+        old, new = dict(checkpoints.read_tensors(path / name)), dict(checkpoints.read_tensors(again / name))
+        assert set(new) >= set(old), "nothing is missing"
+        assert all(torch.equal(old[key], new[key]) for key in old), name
+destroy_process_group()
+"""
+
+
+@pytest.mark.slow
+def test_shards_hold_their_part_and_gather_to_the_first_rank(
+    calm: Recipe,  # noqa: F811
+    tmp_path: Path,
+) -> None:
+    script = tmp_path / "shards.py"
+    script.write_text(SHARDS)
+    fields = {name: value for name, value in vars(calm).items() if value is not None}
+    sizes = {n: "none" if v is None else v for n, v in fields.pop("model").items()}
+    lines = [f"{name} = {json.dumps(value)}" for name, value in fields.items()]
+    lines += ["[model]", *(f"{name} = {json.dumps(value)}" for name, value in sizes.items())]
+    (tmp_path / "recipe.toml").write_text("\n".join(lines))
+    start = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc_per_node=2"]
+    paths = [str(script), str(tmp_path / "recipe.toml"), str(newest(calm))]
+    env = {**os.environ, "OMP_NUM_THREADS": "1", "PYTHONPATH": str(ROOT)}
+    done = subprocess.run([*start, *paths], env=env, capture_output=True, text=True, timeout=300)
+    assert done.returncode == 0, done.stderr[-3000:]

@@ -1,7 +1,7 @@
 """Runs one notebook in this process: `python -m course.execute`, with its task as JSON on standard input.
 
-The runner starts one such process a lesson and reads a line of JSON from it at each cell and at the
-end. Standard input stays open as long as the runner lives: when it closes, this process ends
+The runner starts one such process a lesson, and reads a line of JSON from it at each cell and at
+the end. Standard input stays open as long as the runner lives: when it closes, this process ends
 everything that the lesson has started, and itself.
 """
 
@@ -16,7 +16,7 @@ import sys
 import tempfile
 import threading
 import time
-from dataclasses import asdict, dataclass, field
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -30,13 +30,13 @@ LONGEST_SOCKET_FOLDER = 80
 
 @dataclass
 class Task:
-    """What to run, with what, for how long, and where to leave it."""
+    """What to run, with what, for how long, and where to leave it and its page."""
 
     notebook: str
     output: str
     page: str
     parameters: dict[str, Any]
-    cell_seconds: int
+    cell_seconds: int = 900
     refusals: dict[str, str] = field(default_factory=dict)
 
 
@@ -50,36 +50,34 @@ def adopt_orphans() -> None:
         ctypes.CDLL(None, use_errno=True).prctl(PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0)
 
 
-def alive(process: psutil.Process) -> bool:
-    """Whether a process still runs."""
-    try:
-        return process.is_running() and process.status() != psutil.STATUS_ZOMBIE
-    except psutil.Error:
-        return False
-
-
-def below(pid: int) -> list[psutil.Process]:
+def below(pid: int, recursive: bool = True) -> list[psutil.Process]:
     """The live processes that a process has started, and those that they have."""
-    try:
-        children = psutil.Process(pid).children(recursive=True)
-    except (psutil.Error, OSError):
-        return []
-    return [child for child in children if alive(child)]
-
-
-def kill(processes: list[psutil.Process]) -> None:
-    """Kill processes, also those that another hand has ended meanwhile."""
-    for process in processes:
-        with contextlib.suppress(psutil.Error):
-            process.kill()
+    alive = []
+    with contextlib.suppress(psutil.Error, OSError):
+        for child in psutil.Process(pid).children(recursive=recursive):
+            with contextlib.suppress(psutil.Error):
+                if child.status() != psutil.STATUS_ZOMBIE:
+                    alive.append(child)
+    return alive
 
 
 def end_everything_below(pid: int) -> None:
     """Kill all descendants, and what they start meanwhile."""
     deadline = time.monotonic() + GRACE_SECONDS
     while (processes := below(pid)) and time.monotonic() < deadline:
-        kill(processes)
+        for process in processes:
+            with contextlib.suppress(psutil.Error):
+                process.kill()
         time.sleep(0.02)
+
+
+def end_children_but(pids: set[int]) -> None:
+    """Kill what came to us as an orphan, from a process that could not end it any more."""
+    for child in below(os.getpid(), recursive=False):
+        if child.pid not in pids:
+            end_everything_below(child.pid)
+            with contextlib.suppress(psutil.Error):
+                child.kill()
 
 
 def end_survivors() -> int:
@@ -102,6 +100,25 @@ def end_with_parent(runtime: str) -> None:
     os._exit(1)
 
 
+def memory_of(processes: list[psutil.Process]) -> int:
+    """Bytes held by processes; shared pages count once where Linux can say."""
+    total = 0
+    for process in processes:
+        with contextlib.suppress(psutil.Error, OSError):
+            try:
+                memory = process.memory_full_info()
+            except psutil.AccessDenied:  # macOS tells this of one's own process only
+                memory = process.memory_info()
+            total += getattr(memory, "pss", memory.rss)
+    return total
+
+
+def last_words(log: Path) -> str:
+    """The last line that a process has left in its log."""
+    lines = log.read_text(encoding="utf-8", errors="replace").splitlines()
+    return next((line for line in reversed(lines) if line.strip()), "no last words")
+
+
 # the notebook ---------------------------------------------------------------------------------------
 
 
@@ -117,14 +134,12 @@ def prepare(task: Task) -> Any:
     cells = []
     for cell in notebook.cells:
         cells.append(cell)
-        if cell.cell_type != "code":
-            continue
         if "parameters" in cell.metadata.get("tags", []):
             values = [f"{name} = {value!r}" for name, value in task.parameters.items()]
-            cells.append(added_cell("\n".join(values), "injected-parameters"))
-        for function, name in called(cell.source):
+            cells.append(new_cell("\n".join(values), "injected-parameters"))
+        for function, name in called(cell.source) if cell.cell_type == "code" else []:
             if function == "solution" and name in refusals:
-                cells.append(added_cell(refusals.pop(name), "refused"))
+                cells.append(new_cell(refusals.pop(name), "refused"))
     if refusals:
         file = f"expected/refused/{Path(task.notebook).name[:2]}.py"
         what = f"{file} has wrong answers for {min(refusals)}, which has no solution cell"
@@ -133,7 +148,7 @@ def prepare(task: Task) -> Any:
     return notebook
 
 
-def added_cell(source: str, tag: str) -> Any:
+def new_cell(source: str, tag: str) -> Any:
     """A folded cell that only the executed copy has."""
     import nbformat
 
@@ -141,11 +156,10 @@ def added_cell(source: str, tag: str) -> Any:
     return nbformat.v4.new_code_cell(source.strip(), metadata=metadata)
 
 
-def make_client(notebook: Any, task: Task, runtime: str) -> Any:
-    """A client whose kernel is this very interpreter, whatever kernels the reader has registered."""
+def make_kernel(runtime: str) -> Any:
+    """A kernel that is this very interpreter, whatever kernels the reader has registered."""
     from jupyter_client.kernelspec import KernelSpec, KernelSpecManager
     from jupyter_client.manager import AsyncKernelManager
-    from nbclient import NotebookClient
 
     class ThisInterpreter(KernelSpecManager):
         def get_kernel_spec(self, kernel_name: str) -> KernelSpec:
@@ -157,35 +171,33 @@ def make_client(notebook: Any, task: Task, runtime: str) -> Any:
         # Local sockets: two lessons that start at once cannot choose the same port.
         manager.transport = "ipc"
         manager.ip = os.path.join(runtime, "kernel")
-    client = NotebookClient(
-        notebook,
-        resources={"metadata": {"path": str(Path(task.notebook).parent)}},
-        timeout=task.cell_seconds,
-        startup_timeout=600,
-        on_cell_execute=Progress(notebook, Path(task.output)).next_cell,
-    )
-    # Given after its making, so that the client also ends the kernel.
-    client.km = manager
+    return manager
+
+
+def make_client(notebook: Any, task: Task, runtime: str) -> Any:
+    """A client that says which cell begins, and now and then writes what there is so far."""
+    from nbclient import NotebookClient
+
+    codes = [cell for cell in notebook.cells if cell.cell_type == "code" and cell.source.strip()]
+    progress = {"cell": 0, "cells": len(codes)}
+    written = time.monotonic()
+
+    def next_cell(**_: Any) -> None:
+        nonlocal written
+        progress["cell"] += 1
+        say(progress)
+        # To write a notebook at each cell costs a lesson eight seconds.
+        if time.monotonic() - written > 2:
+            write(notebook, Path(task.output))
+            written = time.monotonic()
+
+    folder = str(Path(task.notebook).parent)
+    client = NotebookClient(notebook, resources={"metadata": {"path": folder}})
+    client.on_cell_execute = next_cell
+    client.timeout = task.cell_seconds
+    client.startup_timeout = 600
+    client.km = make_kernel(runtime)
     return client
-
-
-class Progress:
-    """Says which cell begins, and now and then writes what there is so far."""
-
-    def __init__(self, notebook: Any, output: Path) -> None:
-        self.notebook = notebook
-        self.output = output
-        self.cell = 0
-        self.cells = sum(bool(c.cell_type == "code" and c.source.strip()) for c in notebook.cells)
-        self.written = time.monotonic()
-
-    def next_cell(self, **_: Any) -> None:
-        self.cell += 1
-        say(cell=self.cell, cells=self.cells)
-        # Writing a notebook at each cell costs a lesson eight seconds.
-        if time.monotonic() - self.written > 2:
-            write(self.notebook, self.output)
-            self.written = time.monotonic()
 
 
 def write(notebook: Any, path: Path) -> None:
@@ -197,7 +209,7 @@ def write(notebook: Any, path: Path) -> None:
     os.replace(aside, path)
 
 
-def say(**facts: Any) -> None:
+def say(facts: dict[str, Any]) -> None:
     """One line of JSON for the runner."""
     print(json.dumps(facts), flush=True)
 
@@ -208,6 +220,7 @@ def execute(task: Task, runtime: str) -> dict[str, Any]:
 
     notebook = prepare(task)
     client = make_client(notebook, task, runtime)
+    output = Path(task.output)
     start = time.perf_counter()
     error = ""
     try:
@@ -218,25 +231,17 @@ def execute(task: Task, runtime: str) -> dict[str, Any]:
     except CellTimeoutError:
         error = f"the cell ran past its {task.cell_seconds} s"
     except RuntimeError:
-        error = (
-            f"the kernel died (out of memory?): {last_words(Path(task.output).with_suffix('.log'))}"
-        )
+        error = f"the kernel died (out of memory?): {last_words(output.with_suffix('.log'))}"
     seconds = round(time.perf_counter() - start, 2)
-    write(notebook, Path(task.output))
+    write(notebook, output)
     survivors = end_survivors()
     if survivors and not error:
         error = f"{survivors} processes outlived the kernel and were ended"
     return {"status": "failed" if error else "passed", "error": error, "seconds": seconds}
 
 
-def last_words(log: Path) -> str:
-    """The last line that a process has left in its log."""
-    lines = log.read_text(encoding="utf-8", errors="replace").splitlines()
-    return next((line for line in reversed(lines) if line.strip()), "no last words")
-
-
 def main() -> None:
-    """Read the task, run it, say what became of it, and leave its page."""
+    """Read the task, run it, leave its page, and say what became of it."""
     from course.report import export
     from utils.artifacts import plain_disk_errors
     from utils.errors import CourseError
@@ -252,7 +257,7 @@ def main() -> None:
                 export(Path(task.output), Path(task.page))
         except CourseError as error:
             result = {"status": "failed", "error": str(error)}
-        say(**result)
+        say(result)
 
 
 if __name__ == "__main__":

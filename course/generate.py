@@ -15,7 +15,17 @@ from typing import Any
 import jinja2
 
 from course.fetch import taken_by
-from course.notebooks import calls, cells, link_mentions, makers, read, select, source, tags, write
+from course.notebooks import (
+    calls,
+    inputs,
+    link_mentions,
+    read,
+    readable,
+    select,
+    source,
+    tags,
+    write,
+)
 from course.results import CHECKOUT, recorded
 from utils.errors import ROOT, CourseError
 from utils.show import format_bytes
@@ -104,7 +114,6 @@ def facts_of(path: Path, paths: list[Path]) -> dict[str, Any]:
     notebook = read(path)
     about = notebook["metadata"].get("course", {})
     place = paths.index(path)
-    lessons = makers()
     project = tomllib.loads((CHECKOUT / "pyproject.toml").read_text(encoding="utf-8"))["project"]
     return {
         **about,
@@ -116,7 +125,7 @@ def facts_of(path: Path, paths: list[Path]) -> dict[str, Any]:
         "repository": project["urls"]["Repository"],
         "costs": costs(path.name[:2]),
         "assets": taken_by(path),
-        "takes": {name: lessons.get(name) for name in calls(path, "need")},
+        "takes": dict.fromkeys(calls(path, "need")) | inputs(path),
         "makes": calls(path, "publish"),
         "before": neighbour(paths[place - 1 : place]),
         "after": neighbour(paths[place + 1 : place + 2]),
@@ -128,21 +137,9 @@ def neighbour(paths: list[Path]) -> dict[str, str] | None:
     return {"file": paths[0].name, "title": title_of(paths[0])} if paths else None
 
 
-def readable() -> list[Path]:
-    """The lessons that are whole; one that is half written does not disturb the others."""
-    paths = []
-    for path in select():
-        try:
-            read(path)
-        except CourseError:
-            continue
-        paths.append(path)
-    return paths
-
-
 def sync(write_it: bool = True) -> list[Path]:
     """Bring everything generated up to date; the files that changed, or that would."""
-    paths = readable()
+    paths = readable(select())
     lessons = [facts_of(path, paths) for path in paths]
     changed = []
     for path, facts in zip(paths, lessons):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+import contextlib
 import functools
 import json
 import re
@@ -118,15 +119,24 @@ def called(code: str) -> list[tuple[str, str]]:
     return pairs
 
 
-def makers() -> dict[str, Path]:
-    """Which lesson publishes which artifact, read from the notebooks that can be read."""
-    lessons: dict[str, Path] = {}
-    for path in select():
-        try:
-            lessons.update(dict.fromkeys(calls(path, "publish"), path))
-        except CourseError:
-            continue
-    return lessons
+def readable(paths: list[Path]) -> list[Path]:
+    """Those that are whole; one that is half written does not disturb the others."""
+    whole = []
+    for path in paths:
+        with contextlib.suppress(CourseError):
+            read(path)
+            whole.append(path)
+    return whole
+
+
+def inputs(path: Path) -> dict[str, Path]:
+    """The artifacts that a lesson takes, each with the earlier lesson that publishes it."""
+    makers = {}
+    for earlier in readable(select()):
+        if earlier < path:
+            makers.update(dict.fromkeys(calls(earlier, "publish"), earlier))
+    names = calls(path, "need") if readable([path]) else []
+    return {name: makers[name] for name in names if name in makers}
 
 
 def edited(path: Path) -> bool:
@@ -161,7 +171,7 @@ def prose_problems() -> Iterator[tuple[Path, str]]:
     """Every mention of a lesson that is no link to it, and every link that leads nowhere."""
     numbers = {path.name[:2] for path in select()}
     pages = [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))]
-    for path in [*select(), *pages]:
+    for path in [*readable(select()), *pages]:
         if path.suffix == ".md":
             text = path.read_text(encoding="utf-8") if path.exists() else ""
         else:

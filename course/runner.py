@@ -14,15 +14,13 @@ import threading
 import time
 from collections.abc import Iterator
 from dataclasses import asdict, dataclass, field
-from graphlib import CycleError, TopologicalSorter
 from pathlib import Path
 from typing import Any
 
 import psutil
 from filelock import FileLock, Timeout
 
-from course import notebooks, report, results
-from course.execute import Task, adopt_orphans, below, end_everything_below, kill, last_words
+from course import execute, notebooks, report, results
 from course.results import Result, run_folder
 from course.verdicts import refusals
 from utils.artifacts import plain_disk_errors
@@ -31,18 +29,19 @@ from utils.profiles import Profile
 from utils.show import format_bytes
 
 # What a lesson costs before anybody has recorded it.
-UNKNOWN_BYTES = 2_000_000_000
-UNKNOWN_SECONDS = 60
+UNKNOWN = {"seconds": 60, "peak_bytes": 2_000_000_000}
 MARKS = {"passed": "✔", "failed": "✘", "blocked": "–"}
 
 
 @dataclass
-class Plan:
-    """The lessons of a run, what each waits for, and how urgent it is."""
+class Waiting:
+    """A lesson that has not begun: what it waits for, what it will cost, how much work is behind it."""
 
-    paths: dict[str, Path]
-    makers: dict[str, set[str]]
-    urgency: dict[str, float]
+    path: Path
+    makers: set[str]
+    peak: int
+    urgency: float
+    changed: bool = False
 
 
 @dataclass
@@ -63,75 +62,51 @@ class Running:
 
 
 def check_parameters(path: Path, parameters: dict[str, Any]) -> None:
-    """A run with a misspelt parameter is worth nothing. A notebook that cannot be read fails later."""
-    try:
-        cells = notebooks.cells(notebooks.read(path), "code")
-    except CourseError:
-        return
+    """A run with a misspelt parameter is worth nothing."""
+    cells = notebooks.cells(notebooks.read(path), "code")
     tagged = [notebooks.source(cell) for cell in cells if "parameters" in notebooks.tags(cell)]
     if not tagged:
         raise CourseError(
             "no cell is tagged `parameters`", path, "tag the cell with PROFILE and SEED"
         )
     known = {line.split("=")[0].strip() for line in tagged[0].splitlines() if "=" in line}
-    unknown = sorted(set(parameters) - known)
-    if unknown:
-        raise CourseError(
-            f"unknown parameter {unknown[0]}", path, f"it knows {', '.join(sorted(known))}"
-        )
+    for name in sorted(parameters):
+        if name not in known:
+            raise CourseError(
+                f"unknown parameter {name}", path, f"it knows {', '.join(sorted(known))}"
+            )
 
 
 def add_makers(paths: list[Path], profile: Profile) -> list[Path]:
-    """The chosen lessons, and before them those that make what is missing."""
-    makers = notebooks.makers()
+    """The chosen lessons, and those that make what they need and is missing."""
     chosen = list(paths)
     for path in chosen:
-        for name in needs_of(path):
-            maker = makers.get(name)
-            if maker and maker not in chosen and not results.hash_of(name, profile):
+        for name, maker in notebooks.inputs(path).items():
+            if maker not in chosen and not results.hash_of(name, profile):
                 print(
-                    f"{path.stem} needs {name!r}, which is not there: {maker.stem} runs first",
+                    f"{path.stem} needs {name!r}, which is missing: {maker.stem} runs first",
                     flush=True,
                 )
                 chosen.append(maker)
     return sorted(chosen)
 
 
-def needs_of(path: Path) -> list[str]:
-    """The artifacts that a lesson takes; none where it cannot be read."""
-    try:
-        return notebooks.calls(path, "need")
-    except CourseError:
-        return []
-
-
-def make_plan(paths: list[Path], profile: Profile) -> Plan:
-    """What waits for what. The most urgent lesson is the one with the most work behind it."""
-    makers = notebooks.makers()
-    chosen = {path.stem: path for path in paths}
-    waits: dict[str, set[str]] = {}
-    for path in paths:
-        sources = {makers[name].stem for name in needs_of(path) if name in makers}
-        waits[path.stem] = sources & set(chosen) - {path.stem}
-    try:
-        order = list(TopologicalSorter(waits).static_order())
-    except CycleError as error:
-        circle = " → ".join(error.args[1])
-        raise CourseError(
-            f"lessons wait for each other: {circle}", "lesson.need", "break the circle"
-        ) from None
+def make_plan(paths: list[Path], profile: Profile) -> dict[str, Waiting]:
+    """What waits for what, the most urgent first: that with the most work behind it."""
     costs = results.recorded(profile.name)
-    urgency = {name: costs.get(name[:2], {}).get("seconds", UNKNOWN_SECONDS) for name in order}
-    behind = dict.fromkeys(order, 0.0)
-    for name in reversed(order):
-        urgency[name] += behind[name]
-        for source in waits[name]:
-            behind[source] = max(behind[source], urgency[name])
-    return Plan(chosen, waits, urgency)
+    plan: dict[str, Waiting] = {}
+    # A lesson takes from earlier ones only, so from the end on all that waits for it is known.
+    for path in sorted(paths, reverse=True):
+        makers = {maker.stem for maker in notebooks.inputs(path).values() if maker in paths}
+        cost = costs.get(path.name[:2], UNKNOWN)
+        behind = [later.urgency for later in plan.values() if path.stem in later.makers]
+        urgency = cost["seconds"] + max(behind, default=0)
+        plan[path.stem] = Waiting(path, makers, cost["peak_bytes"], urgency)
+    return dict(sorted(plan.items(), key=lambda item: -item[1].urgency))
 
 
 def count_jobs(profile: Profile) -> int:
-    """How many lessons may run at once: `JOBS`, else by cores; on a GPU one, because they would share it."""
+    """How many lessons may run at once: `JOBS`, else by the cores; on a GPU one, which has it all."""
     text = os.environ.get("JOBS", "")
     if text:
         if not text.isdigit() or int(text) < 1:
@@ -157,9 +132,8 @@ def kernel_environment(profile: Profile, jobs: int) -> dict[str, str]:
         "HF_HUB_DISABLE_PROGRESS_BARS": "1",
         "COURSE_RUN": "1",
     }
-    env["PYTHONPATH"] = os.pathsep.join(
-        [str(results.CHECKOUT), *filter(None, [env.get("PYTHONPATH")])]
-    )
+    paths = [str(results.CHECKOUT), env.get("PYTHONPATH", "")]
+    env["PYTHONPATH"] = os.pathsep.join(filter(None, paths))
     if profile.threads:
         env["OMP_NUM_THREADS"] = str(profile.threads)
     elif jobs > 1:
@@ -174,112 +148,95 @@ class Run:
     """Lessons on their way: those that wait, those that run, those that have ended."""
 
     def __init__(
-        self, plan: Plan, profile: Profile, parameters: dict[str, Any], fresh: bool
+        self, plan: dict[str, Waiting], profile: Profile, parameters: dict[str, Any], fresh: bool
     ) -> None:
-        self.plan = plan
+        self.waiting = plan
         self.profile = profile
         self.parameters = parameters
         self.fresh = fresh
         self.jobs = count_jobs(profile)
         self.env = kernel_environment(profile, self.jobs)
         self.folder = run_folder(profile)
-        self.costs = results.recorded(profile.name)
-        self.waiting = sorted(plan.paths, key=lambda name: -plan.urgency[name])
         self.running: dict[str, Running] = {}
         self.ended: dict[str, Result] = {}
-        self.locked_elsewhere: set[str] = set()
-        self.changed: set[str] = set()
+        self.elsewhere: set[str] = set()
         self.events: queue.Queue[str] = queue.Queue()
         self.screen = Screen()
 
     def go(self) -> list[Result]:
         """Run all; results in reading order."""
-        pause = 0.25
         reported = 0
+        took = 0.0
         while True:
             for name in list(self.waiting):
                 self.consider(name)
             if len(self.ended) > reported:
-                reported = len(self.ended)
                 report.write_index(self.profile)
+                reported = len(self.ended)
             if not self.waiting and not self.running:
                 return [self.ended[name] for name in sorted(self.ended)]
             self.screen.show([running.result for running in self.running.values()])
+            # To measure memory the system walks every page held: a twentieth of a core at most.
+            pause = min(2.0, max(0.25, 20 * took))
             with contextlib.suppress(queue.Empty):
                 self.finish(self.events.get(timeout=pause))
             took = self.watch()
-            # The system walks every page held: a twentieth of a core at most.
-            pause = min(2.0, max(0.25, 20 * took))
 
     def consider(self, name: str) -> None:
         """Start a lesson if it can start now, or end it if it need not or cannot run."""
-        makers = self.plan.makers[name]
-        lost = [
-            maker
-            for maker in sorted(makers)
-            if maker in self.ended and self.ended[maker].status != "passed"
-        ]
+        lesson = self.waiting[name]
+        makers = [self.ended.get(maker) for maker in sorted(lesson.makers)]
+        lost = [maker.name for maker in makers if maker and maker.status != "passed"]
         if lost:
             self.end(Result(name, "blocked", error=f"it needs what {lost[0]} makes"))
-        elif makers <= set(self.ended):
-            self.begin(name)
+        elif all(makers) and not (lesson.changed and not self.has_room(lesson)):
+            lock = FileLock(self.folder / f".{name}.lock", blocking=False)
+            try:
+                lock.acquire()
+            except Timeout:
+                if name not in self.elsewhere:
+                    self.screen.print(f"  {name} is being run elsewhere: waiting for it")
+                self.elsewhere.add(name)
+                return
+            self.reuse_or_start(name, lock)
+            if name not in self.running:
+                lock.release()
 
-    def begin(self, name: str) -> None:
-        """Take up the earlier result of a lesson, or start it if there is room."""
-        if name in self.changed and not self.has_room(name):
-            return
-        lock = FileLock(self.folder / f".{name}.lock", blocking=False)
+    def reuse_or_start(self, name: str, lock: FileLock) -> None:
+        """Take up the earlier result of a lesson if it still holds; else start it, if there is room."""
+        lesson = self.waiting[name]
         try:
-            lock.acquire()
-        except Timeout:
-            if name not in self.locked_elsewhere:
-                self.locked_elsewhere.add(name)
-                self.screen.print(f"  {name} is being run elsewhere: waiting for it")
-            return
-        try:
-            result = self.reuse_or_start(name, lock)
+            mark = results.fingerprint(lesson.path, self.parameters)
+            old = results.read_result(name, self.profile)
+            holds = not self.fresh and results.still_holds(old, mark, lesson.path, self.profile)
         except CourseError as error:
-            result = Result(name, "failed", error=str(error))
-        if result:
-            self.end(result)
-        if name not in self.running:
-            lock.release()
-
-    def reuse_or_start(self, name: str, lock: FileLock) -> Result | None:
-        """The earlier result of a lesson if it still holds; else start it, if there is room."""
-        path = self.plan.paths[name]
-        mark = results.fingerprint(path, self.parameters)
-        old = results.read_result(name, self.profile)
-        if old and not self.fresh and results.still_holds(old, mark, path, self.profile):
+            self.end(Result(name, "failed", error=str(error)))
+            return
+        if old and holds:
             old.reused = True
-            return old
-        self.changed.add(name)
-        if self.has_room(name):
-            self.start(name, mark, lock)
-        return None
+            self.end(old)
+            return
+        lesson.changed = True
+        if self.has_room(lesson):
+            self.start(Result(name, fingerprint=mark, parameters=self.parameters), lock)
 
-    def has_room(self, name: str) -> bool:
+    def has_room(self, lesson: Waiting) -> bool:
         """Whether a core is free, and memory beside what the running lessons will still take."""
         if not self.running:
             return True
         still = sum(max(0, running.peak - running.memory) for running in self.running.values())
         free = psutil.virtual_memory().available - still
-        return len(self.running) < self.jobs and free > self.expected_bytes(name)
+        return len(self.running) < self.jobs and free > lesson.peak
 
-    def expected_bytes(self, name: str) -> int:
-        """What a lesson took at most where it was recorded."""
-        return self.costs.get(name[:2], {}).get("peak_bytes", UNKNOWN_BYTES)
-
-    def start(self, name: str, mark: str, lock: FileLock) -> None:
+    def start(self, result: Result, lock: FileLock) -> None:
         """Start the process of a lesson."""
-        path, output = self.plan.paths[name], self.folder / f"{name}.ipynb"
-        page = results.page_of(name, self.profile)
-        page.parent.mkdir(parents=True, exist_ok=True)
-        task = Task(str(path), str(output), str(page), self.parameters, self.profile.cell_seconds)
-        task.refusals = refusals(path.name[:2])
-        result = Result(name, fingerprint=mark, parameters=self.parameters)
+        lesson = self.waiting.pop(result.name)
+        output = self.folder / lesson.path.name
+        page = results.page_of(result.name, self.profile)
+        task = execute.Task(str(lesson.path), str(output), str(page), self.parameters)
+        task.cell_seconds = self.profile.cell_seconds
+        task.refusals = refusals(lesson.path.name[:2])
         results.write_result(result, self.profile)
-        output.unlink(missing_ok=True)
         with open(output.with_suffix(".log"), "wb") as log:
             child = subprocess.Popen(
                 [sys.executable, "-m", "course.execute"],
@@ -289,13 +246,12 @@ class Run:
                 stderr=log,
                 start_new_session=True,
             )
-        self.waiting.remove(name)
-        self.running[name] = Running(result, path, child, lock, self.expected_bytes(name))
+        self.running[result.name] = Running(result, lesson.path, child, lock, lesson.peak)
         # Its standard input stays open: when it closes, the child knows that we are gone.
         with contextlib.suppress(BrokenPipeError):
             child.stdin.write(json.dumps(asdict(task)).encode() + b"\n")
             child.stdin.flush()
-        threading.Thread(target=self.listen, args=(name,), daemon=True).start()
+        threading.Thread(target=self.listen, args=(result.name,), daemon=True).start()
 
     def listen(self, name: str) -> None:
         """In a thread: take what a lesson says until it ends."""
@@ -307,79 +263,63 @@ class Run:
         self.events.put(name)
 
     def watch(self) -> float:
-        """Take the memory of each lesson and the time; the seconds that this took."""
-        start = time.monotonic()
+        """Take the memory and the time of each lesson; the seconds that this took."""
+        now = time.monotonic()
         for running in self.running.values():
-            running.memory = memory_of(below(running.child.pid))
-            running.result.peak_bytes = max(running.result.peak_bytes, running.memory)
-            if running.result.status == "interrupted":
-                running.result.seconds = start - running.start
-            if start - running.start > self.profile.notebook_seconds and not running.too_long:
+            result = running.result
+            running.memory = execute.memory_of(execute.below(running.child.pid))
+            result.peak_bytes = max(result.peak_bytes, running.memory)
+            if result.status == "interrupted":
+                result.seconds = now - running.start
+            if now - running.start > self.profile.notebook_seconds:
                 running.too_long = True
-                end_everything_below(running.child.pid)
+                execute.end_everything_below(running.child.pid)
                 running.child.kill()
-        return time.monotonic() - start
+        return time.monotonic() - now
 
     def finish(self, name: str) -> None:
         """Note what became of a lesson whose process has ended, and end what it left."""
         running = self.running.pop(name)
-        self.end_strays()
         result = running.result
-        if running.too_long:
-            limit = f"{self.profile.notebook_seconds} s of profile {self.profile.name}"
-            result.status, result.error = "failed", f"the notebook ran past the {limit}"
-        elif result.status == "interrupted":
-            words = last_words(self.folder / f"{name}.log")
+        execute.end_children_but({other.child.pid for other in self.running.values()})
+        if running.too_long or result.status == "interrupted":
             result.status = "failed"
+            words = execute.last_words(self.folder / f"{name}.log")
             result.error = (
                 f"the lesson's process ended with status {running.child.returncode}: {words}"
             )
+        if running.too_long:
+            limit = self.profile.notebook_seconds
+            result.error = f"the notebook ran past the {limit} s of profile {self.profile.name}"
         result.artifacts = results.artifacts_of(running.path, self.profile)
         self.end(result)
         running.lock.release()
 
-    def end_strays(self) -> None:
-        """Kill what came to us from a lesson whose own process could not end it."""
-        ours = {running.child.pid for running in self.running.values()}
-        with contextlib.suppress(psutil.Error):
-            for process in psutil.Process().children():
-                if process.pid not in ours:
-                    kill([*below(process.pid), process])
-
     def end(self, result: Result) -> None:
-        """Keep a result, and say it."""
-        if result.name in self.waiting:
-            self.waiting.remove(result.name)
+        """Keep a result, and print its line; behind a failure the cell, the error, the file to open."""
+        self.waiting.pop(result.name, None)
         self.ended[result.name] = result
         if not result.reused:
             results.write_result(result, self.profile)
-        self.screen.print(describe_end(result, self.folder / f"{result.name}.ipynb"))
-
-
-def memory_of(processes: list[psutil.Process]) -> int:
-    """Bytes held by processes; shared pages count once where Linux can say."""
-    total = 0
-    for process in processes:
-        try:
-            full = process.memory_full_info()
-            total += getattr(full, "pss", full.rss)
-        except (psutil.Error, OSError):
-            # macOS tells this of its own processes only.
-            with contextlib.suppress(psutil.Error, OSError):
-                total += process.memory_info().rss
-    return total
+        note = result.error if result.status == "blocked" else ""
+        note = "done before" if result.reused else note
+        self.screen.print(f"{MARKS[result.status]} {describe(result)}  {note}".rstrip())
+        if result.status == "failed":
+            file = self.folder / f"{result.name}.ipynb"
+            text = f"cell [{result.cell}]: {result.error}\nopen {file}"
+            self.screen.print("    " + text.replace("\n", "\n    "))
 
 
 @contextlib.contextmanager
 def nothing_left() -> Iterator[None]:
     """However the block ends, by a signal too, no process that it started is left."""
-    adopt_orphans()
+    execute.adopt_orphans()
     names = [name for name in ("SIGTERM", "SIGHUP") if hasattr(signal, name)]
     old = {name: signal.signal(getattr(signal, name), stop) for name in names}
     try:
         yield
     finally:
-        end_everything_below(os.getpid())
+        execute.end_everything_below(os.getpid())
         for name, handler in old.items():
             signal.signal(getattr(signal, name), handler)
 
@@ -393,15 +333,15 @@ def run_course(
     paths: list[Path], profile: Profile, seed: int, extra: dict[str, Any], fresh: bool = False
 ) -> list[Result]:
     """Run the lessons that are not yet done; every result is kept as soon as it is known."""
-    folder = run_folder(profile)
     parameters = {"PROFILE": profile.name, "SEED": seed, **extra}
-    with plain_disk_errors(folder):
-        folder.mkdir(parents=True, exist_ok=True)
-        plan = make_plan(add_makers(paths, profile), profile)
-        for path in plan.paths.values():
+    with plain_disk_errors(run_folder(profile)):
+        run_folder(profile).mkdir(parents=True, exist_ok=True)
+        paths = add_makers(paths, profile)
+        # One that cannot be read fails alone, when its turn comes.
+        for path in notebooks.readable(paths):
             check_parameters(path, parameters)
         with nothing_left():
-            return Run(plan, profile, parameters, fresh).go()
+            return Run(make_plan(paths, profile), profile, parameters, fresh).go()
 
 
 # the screen -----------------------------------------------------------------------------------------
@@ -413,42 +353,21 @@ def describe(result: Result) -> str:
     return f"{result.name:40} {cells} {result.seconds:6.1f} s {format_bytes(result.peak_bytes):>8}"
 
 
-def describe_end(result: Result, output: Path) -> str:
-    """The line that stays; behind a failure the cell, the error and the file to open."""
-    note = "done before" if result.reused else ""
-    if result.status == "blocked":
-        note = result.error
-    lines = [f"{MARKS[result.status]} {describe(result)}  {note}".rstrip()]
-    if result.status == "failed":
-        what = f"cell [{result.cell}]: {result.error}\nopen {output}"
-        lines += [f"    {line}" for line in what.splitlines()]
-    return "\n".join(lines)
-
-
 class Screen:
     """Lines that stay, and on a terminal below them one live line for each lesson that runs."""
 
     def __init__(self) -> None:
         self.live = 0
 
-    def clear(self) -> None:
-        """Take the live lines away."""
-        if self.live:
-            print(f"\x1b[{self.live}F\x1b[J", end="")
-        self.live = 0
-
     def print(self, text: str) -> None:
-        """Print what stays."""
-        self.clear()
-        print(text, flush=True)
+        """Take the live lines away, and print what stays."""
+        clear = f"\x1b[{self.live}F\x1b[J" if self.live else ""
+        self.live = 0
+        print(clear + text, flush=True)
 
     def show(self, running: list[Result]) -> None:
         """Show what runs now."""
-        if not sys.stdout.isatty():
-            return
-        self.clear()
-        width = shutil.get_terminal_size().columns - 1
-        for result in running:
-            print(f"  {describe(result)}"[:width])
-        self.live = len(running)
-        sys.stdout.flush()
+        if sys.stdout.isatty() and running:
+            width = shutil.get_terminal_size().columns - 1
+            self.print("\n".join(f"  {describe(result)}"[:width] for result in running))
+            self.live = len(running)

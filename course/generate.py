@@ -1,109 +1,174 @@
-"""Writes what is generated: headers, bootstrap cells, footers, the README's table.
+"""Writes what is generated: headers, set-up cells, footers, the README's table.
 
 Everything comes from the notebook's own metadata, its own calls, and the recorded runs in
 `results/`, so that one `sync` after a change brings all of it up to date.
 """
+
 from __future__ import annotations
 
+import math
 import re
 import tomllib
 from pathlib import Path
 from typing import Any
 
 import jinja2
-import nbformat
 
 from course.fetch import taken_by
-from utils import artifacts
-from utils.errors import ROOT
+from course.notebooks import (
+    calls,
+    inputs,
+    link_mentions,
+    read,
+    readable,
+    select,
+    source,
+    tags,
+    write,
+)
+from course.results import CHECKOUT, recorded
+from utils.errors import ROOT, CourseError
 from utils.show import format_bytes
-from course.notebooks import calls, maker_of, select
 
-TEMPLATES = jinja2.Environment(loader=jinja2.FileSystemLoader(Path(__file__).parent / "templates"),
-                               trim_blocks=True, lstrip_blocks=True,
-                               autoescape=lambda name: name == "report.j2")
-GENERATED = ("header", "bootstrap", "footer")  # the tags of the cells that are written here
+TEMPLATES = jinja2.Environment(
+    loader=jinja2.FileSystemLoader(Path(__file__).parent / "templates"),
+    trim_blocks=True,
+    lstrip_blocks=True,
+    autoescape=lambda name: name == "report.j2",
+)
+# The tags of the cells that are written here.
+GENERATED = {"header", "bootstrap", "footer"}
+FOLDED = {"jupyter": {"source_hidden": True}, "cellView": "form"}
+TABLE = re.compile(r"(<!-- lessons:begin -->).*(<!-- lessons:end -->)", re.DOTALL)
 
 
 def costs(number: str) -> list[dict[str, str]]:
     """Time, peak memory and disk of a lesson at each profile, from the recorded runs."""
     rows = []
     for profile in ("smoke", "laptop", "gpu"):
-        run = artifacts.read_json(ROOT / "results" / f"{profile}.json") or {}
-        cost = run.get("notebooks", {}).get(number)
-        rows.append({"profile": profile, "time": "not yet run"} if cost is None else {
-            "profile": profile, "time": say_seconds(cost["seconds"]), "machine": cost["machine"],
-            "memory": say_size(cost["peak_bytes"]), "disk": say_size(cost["disk_bytes"])})
+        row = {"profile": profile, "time": "not yet run"}
+        cost = recorded(profile).get(number)
+        if cost:
+            row["time"] = round_seconds(cost["seconds"])
+            row["memory"] = round_size(cost["peak_bytes"])
+            row["disk"] = round_size(cost["disk_bytes"])
+            row["machine"] = cost["machine"]
+        rows.append(row)
     return rows
 
 
-def say_seconds(seconds: float) -> str:
+def round_seconds(seconds: float) -> str:
     """Seconds as a person says them, rounded up.
 
-    >>> say_seconds(7.2), say_seconds(34), say_seconds(250)
+    >>> round_seconds(7.2), round_seconds(34), round_seconds(250)
     ('10 s', '40 s', '5 min')
     """
-    return f"{-(-seconds // 10) * 10:.0f} s" if seconds <= 90 else f"{-(-seconds // 60):.0f} min"
+    if seconds <= 90:
+        return f"{math.ceil(seconds / 10) * 10} s"
+    return f"{math.ceil(seconds / 60)} min"
 
 
-def say_size(count: float) -> str:
+def round_size(count: float) -> str:
     """Bytes to two digits, rounded up.
 
-    >>> say_size(1_234_000_000), say_size(0)
+    >>> round_size(1_234_000_000), round_size(0)
     ('1.3 GB', 'nothing')
     """
+    if not count:
+        return "nothing"
     step = 10 ** max(0, len(str(int(count))) - 2)
-    return format_bytes(-(-count // step) * step) if count else "nothing"
+    return format_bytes(math.ceil(count / step) * step)
+
+
+def study_time(notebook: dict[str, Any]) -> str:
+    """How long a lesson takes to study: as its metadata says, else by its words and lines of code."""
+    minutes = notebook["metadata"].get("course", {}).get("minutes")
+    if minutes is None:
+        own = [cell for cell in notebook["cells"] if not GENERATED & set(tags(cell))]
+        prose = " ".join(source(cell) for cell in own if cell["cell_type"] == "markdown")
+        code = "\n".join(source(cell) for cell in own if cell["cell_type"] == "code")
+        lines = [line for line in code.splitlines() if line.strip()]
+        minutes = len(prose.split()) / 150 + len(lines) * 20 / 60
+    return say_minutes(max(15, 15 * round(minutes / 15)))
+
+
+def say_minutes(minutes: int) -> str:
+    """Minutes as a person says them.
+
+    >>> say_minutes(45), say_minutes(60), say_minutes(105)
+    ('45 minutes', '1 hour', '1 hour 45 minutes')
+    """
+    hours, rest = divmod(minutes, 60)
+    words = [f"{hours} hour" if hours == 1 else f"{hours} hours"] if hours else []
+    return " ".join(words + [f"{rest} minutes"] * (rest > 0))
 
 
 def title_of(path: Path) -> str:
-    """`05 · Training a tokenizer`."""
-    given = nbformat.read(path, as_version=4).metadata.get("course", {})
-    return f"{path.name[:2]} · {given.get('title', path.stem[3:])}"
+    """`05 · Tokenizers up close`."""
+    about = read(path)["metadata"].get("course", {})
+    return f"{path.name[:2]} · {about.get('title', path.stem[3:])}"
 
 
-def facts_of(path: Path) -> dict[str, Any]:
+def facts_of(path: Path, paths: list[Path]) -> dict[str, Any]:
     """All that a template wants to know of a notebook."""
-    given = nbformat.read(path, as_version=4).metadata.get("course", {})
-    paths = [None, *select(), None]
-    here = paths.index(path)
-    near = [p and {"file": p.name, "title": title_of(p)} for p in (paths[here - 1], paths[here + 1])]
-    project = tomllib.loads((Path(__file__).parent.parent / "pyproject.toml").read_text(encoding="utf-8"))["project"]
-    return {**given, "number": path.name[:2], "file": path.name, "title": title_of(path),
-            "repository": project["urls"]["Repository"], "costs": costs(path.name[:2]),
-            "assets": taken_by(path),
-            "takes": {name: maker_of(name) for name in calls(path, "need")},
-            "makes": calls(path, "publish"), "before": near[0], "after": near[1]}
+    notebook = read(path)
+    about = notebook["metadata"].get("course", {})
+    place = paths.index(path)
+    project = tomllib.loads((CHECKOUT / "pyproject.toml").read_text(encoding="utf-8"))["project"]
+    return {
+        **about,
+        "needs": link_mentions(about.get("needs", "")),
+        "number": path.name[:2],
+        "file": path.name,
+        "title": title_of(path),
+        "minutes": study_time(notebook),
+        "repository": project["urls"]["Repository"],
+        "costs": costs(path.name[:2]),
+        "assets": taken_by(path),
+        "takes": dict.fromkeys(calls(path, "need")) | inputs(path),
+        "makes": calls(path, "publish"),
+        "before": neighbour(paths[place - 1 : place]),
+        "after": neighbour(paths[place + 1 : place + 2]),
+    }
 
 
-def wanted() -> dict[Path, str]:
-    """Every file that holds something generated, as it should be."""
-    texts, lessons = {}, [facts_of(path) for path in select()]
-    for path, facts in zip(select(), lessons):
-        notebook = nbformat.read(path, as_version=4)
-        for cell in notebook.cells:
-            for tag in set(cell.metadata.get("tags", [])) & set(GENERATED):
-                if tag == "bootstrap":
-                    cell.metadata.update(jupyter={"source_hidden": True}, cellView="form")
-                cell.source = TEMPLATES.get_template(f"{tag}.j2").render(facts).strip()
-        texts[path] = nbformat.writes(notebook) + "\n"
+def neighbour(paths: list[Path]) -> dict[str, str] | None:
+    """File and title of the lesson before or after, if there is one."""
+    return {"file": paths[0].name, "title": title_of(paths[0])} if paths else None
+
+
+def sync(write_it: bool = True) -> list[Path]:
+    """Bring everything generated up to date; the files that changed, or that would."""
+    paths = readable(select())
+    lessons = [facts_of(path, paths) for path in paths]
+    changed = []
+    for path, facts in zip(paths, lessons):
+        notebook = read(path)
+        if fill(notebook, facts):
+            changed.append(path)
+            if write_it:
+                write(path, notebook)
     table = TEMPLATES.get_template("lessons.j2").render(lessons=lessons).strip()
-    marks = "<!-- lessons:begin -->", "<!-- lessons:end -->"
-    held = (ROOT / "README.md").read_text(encoding="utf-8")
-    texts[ROOT / "README.md"] = re.sub(f"{marks[0]}.*?{marks[1]}", lambda _: f"\n{table}\n".join(marks),
-                                       held, flags=re.S)
-    return texts
+    readme = ROOT / "README.md"
+    text = readme.read_text(encoding="utf-8")
+    filled = TABLE.sub(lambda marks: f"{marks[1]}\n{table}\n{marks[2]}", text)
+    if filled != text:
+        changed.append(readme)
+        if write_it:
+            readme.write_text(filled, encoding="utf-8")
+    return changed
 
 
-def stale() -> list[Path]:
-    """The files in which something generated is not as it should be."""
-    return [path for path, text in wanted().items() if path.read_text(encoding="utf-8") != text]
-
-
-def sync() -> list[Path]:
-    """Bring everything generated up to date; the files that changed."""
-    changed = stale()
-    for path, text in wanted().items():
-        if path in changed:
-            path.write_text(text, encoding="utf-8")
+def fill(notebook: dict[str, Any], facts: dict[str, Any]) -> bool:
+    """Write the generated cells of a notebook; whether one of them changed."""
+    changed = False
+    for cell in notebook["cells"]:
+        for tag in GENERATED & set(tags(cell)):
+            text = TEMPLATES.get_template(f"{tag}.j2").render(facts).strip()
+            folds = FOLDED if tag == "bootstrap" else {}
+            metadata = {**cell["metadata"], **folds}
+            if source(cell) != text or cell["metadata"] != metadata:
+                changed = True
+            cell["source"] = text.splitlines(keepends=True)
+            cell["metadata"] = metadata
     return changed

@@ -1,109 +1,195 @@
 """What a run leaves behind: the report's pages, and on request the record of its costs and outputs."""
+
 from __future__ import annotations
 
+import functools
+import os
 import subprocess
 from pathlib import Path
 from typing import Any
 
-import nbformat
-from nbconvert import HTMLExporter
-
-from course.fetch import taken_by
-from utils import artifacts
-from utils.errors import build_folder, CourseError, ROOT
-from utils.machine import machine_facts
 from course import verdicts
+from course.fetch import taken_by
 from course.generate import TEMPLATES, title_of
-from course.runner import results_of, run_folder
-from course.notebooks import calls
+from course.notebooks import calls, cells, read, write
+from course.results import Result, page_of, recorded, results_of, run_folder
+from utils import artifacts
+from utils.errors import ROOT, CourseError, build_folder
+from utils.machine import machine_facts
 from utils.profiles import Profile
+from utils.show import format_figure
+
+# Nothing is fetched and nothing runs in a page: a formula stays as it was written.
+PAGE = """{% extends "lab/index.html.j2" %}
+{% block html_head_js %}{% endblock %}
+{% block html_head_js_mathjax %}{% endblock %}
+{% block html_head_js_mermaidjs %}{% endblock %}"""
+PAGE_TAGS = """a abbr b blockquote br caption code dd del details div dl dt em h1 h2 h3 h4 h5 h6 hr i img
+kbd li ol p pre s small span strong sub summary sup table tbody td tfoot th thead tr u ul""".split()
+PAGE_ATTRIBUTES = {
+    "*": ["class", "id", "title"],
+    "a": ["href"],
+    "img": ["src", "alt", "width", "height"],
+}
+PAGE_ATTRIBUTES |= {tag: ["style", "colspan", "rowspan"] for tag in ("td", "th", "small")}
 
 
 def commit() -> str:
     """The commit of the checkout, with a mark if it was changed since."""
     command = ["git", "describe", "--always", "--dirty", "--abbrev=10"]
-    return subprocess.run(command, cwd=ROOT, capture_output=True, text=True).stdout.strip() or "unknown"
+    described = subprocess.run(command, cwd=ROOT, capture_output=True, text=True)
+    return described.stdout.strip() or "unknown"
 
 
-def export(notebook: Path, page: Path) -> None:
-    """An executed notebook as a page; not done again when the page is newer."""
-    if page.exists() and page.stat().st_mtime > notebook.stat().st_mtime:
-        return
-    exporter = HTMLExporter(embed_images=True, mathjax_url="", require_js_url="", jquery_url="")
-    resources = {"metadata": {"path": str(ROOT / "notebooks"), "name": notebook.stem}}
-    page.write_text(exporter.from_notebook_node(nbformat.read(notebook, 4), resources)[0], "utf-8")
+# the report -----------------------------------------------------------------------------------------
 
 
-def section(result: dict[str, Any], profile: Profile, folder: Path) -> dict[str, Any]:
-    """What the page says of one notebook."""
-    executed = run_folder(profile) / f"{result['name']}.ipynb"
-    page = f"{profile.name}/{executed.stem}.html"
-    held = {"title": title_of(ROOT / "notebooks" / executed.name), "page": "", "figures": [],
-            "exercises": [], "problems": []}
-    if result["status"] != "blocked" and executed.exists():
-        export(executed, folder / page)
-        held.update(page=page, figures=verdicts.judge_figures(executed, profile.name),
-                    exercises=verdicts.records(executed, "exercise"))
-    if result["status"] == "passed":
-        held["problems"] = verdicts.problems_of(executed, profile.name)
-    return {**result, **held}
+def export(executed: Path, page: Path) -> None:
+    """Write an executed notebook as a page in which no text of a corpus can become a program."""
+    import nbformat
+    from bleach.css_sanitizer import CSSSanitizer
+    from bleach.sanitizer import Cleaner
+    from nbconvert import HTMLExporter
+
+    styles = CSSSanitizer(allowed_css_properties=["text-align", "opacity"])
+    cleaner = Cleaner(tags=PAGE_TAGS, attributes=PAGE_ATTRIBUTES, css_sanitizer=styles)
+    exporter = HTMLExporter(raw_template=PAGE, sanitize_html=True, embed_images=True)
+    exporter.register_filter("clean_html", cleaner.clean)
+    resources = {"metadata": {"path": str(ROOT / "notebooks"), "name": executed.stem}}
+    body, _ = exporter.from_notebook_node(nbformat.read(executed, as_version=4), resources)
+    page.parent.mkdir(parents=True, exist_ok=True)
+    page.write_text(body, encoding="utf-8")
 
 
-def report(profile: Profile) -> Path:
-    """Write the report of the last run at a profile; the path of its first page."""
-    folder, ran = build_folder() / "report", results_of(profile)
+def section(result: Result, profile: Profile, folder: Path) -> dict[str, Any]:
+    """What the first page says of one lesson."""
+    source = ROOT / "notebooks" / f"{result.name}.ipynb"
+    executed = run_folder(profile) / source.name
+    page = page_of(result.name, profile)
+    facts = {
+        **vars(result),
+        "title": result.name,
+        "page": "",
+        "figures": [],
+        "exercises": [],
+        "problems": [],
+    }
+    if page.exists():
+        facts["page"] = page.relative_to(folder).as_posix()
+    try:
+        facts["title"] = title_of(source)
+        if result.status == "passed":
+            notebook = read(executed)
+            facts["figures"] = verdicts.judge_figures(notebook, profile.name, result.name[:2])
+            facts["exercises"] = verdicts.records(notebook, "exercise")
+            facts["problems"] = verdicts.problems_of(executed, profile.name, source)
+    except (CourseError, OSError) as error:
+        facts["problems"] = [str(error)]
+    return facts
+
+
+@functools.cache
+def setting() -> dict[str, Any]:
+    """Where and from what a run was made."""
+    return {"facts": machine_facts(), "commit": commit()}
+
+
+def write_index(profile: Profile) -> Path:
+    """Write the first page of the report of the last run at a profile; its path."""
+    folder = build_folder() / "report"
+    results = results_of(profile)
+    page = TEMPLATES.get_template("report.j2").render(
+        sections=[section(result, profile, folder) for result in results],
+        profile=profile,
+        parameters=results[0].parameters if results else {},
+        figure=lambda value: "–" if value is None else format_figure(value),
+        **setting(),
+    )
     with artifacts.plain_disk_errors(folder):
-        (folder / profile.name).mkdir(parents=True, exist_ok=True)
-        page = TEMPLATES.get_template("report.j2").render(
-            sections=[section(result, profile, folder) for result in ran.values()],
-            profile=profile, facts=machine_facts(), commit=commit(),
-            parameters=next(iter(ran.values()), {}).get("parameters", {}),
-            figure=lambda value: "–" if value is None else verdicts.format_figure(value))
-        (folder / "index.html").write_text(page, encoding="utf-8")
+        folder.mkdir(parents=True, exist_ok=True)
+        aside = folder / f".index.{os.getpid()}.part"
+        aside.write_text(page, encoding="utf-8")
+        os.replace(aside, folder / "index.html")
     return folder / "index.html"
 
 
+def write_report(profile: Profile) -> Path:
+    """Write every page that is missing or older than its run, then the first page; its path."""
+    for result in results_of(profile):
+        executed = run_folder(profile) / f"{result.name}.ipynb"
+        page = page_of(result.name, profile)
+        if executed.exists() and (
+            not page.exists() or page.stat().st_mtime < executed.stat().st_mtime
+        ):
+            export(executed, page)
+    return write_index(profile)
+
+
+# the record -----------------------------------------------------------------------------------------
+
+
 def keep(profile: Profile, paths: list[Path]) -> list[str]:
-    """Make passed notebooks the record: costs into `results/`, at laptop outputs into the notebooks."""
-    passed = {n: r for n, r in results_of(profile).items() if r["status"] == "passed"}
-    chosen = [p for p in paths if p.stem in passed]
+    """Make passed lessons the record: costs into `results/`, at laptop outputs into the notebooks."""
+    passed = {result.name: result for result in results_of(profile) if result.status == "passed"}
+    chosen = [path for path in paths if path.stem in passed]
     if not chosen:
-        raise CourseError(f"no finished run at profile {profile.name}", run_folder(profile), "run it first")
-    target, facts = ROOT / "results" / f"{profile.name}.json", machine_facts()
-    held = artifacts.read_json(target) or {"notebooks": {}}
-    machine = f"{facts['cores']} cores, {facts['memory']}" if facts["gpu"] == "none" else facts["gpu"]
+        raise CourseError(
+            f"no finished run at profile {profile.name}", run_folder(profile), "run it first"
+        )
+    facts = machine_facts()
+    machine = (
+        f"{facts['cores']} cores, {facts['memory']}" if facts["gpu"] == "none" else facts["gpu"]
+    )
+    record = recorded(profile.name)
     for path in chosen:
         result, number = passed[path.stem], path.name[:2]
-        held["notebooks"][number] = {
-            "seconds": result["seconds"], "peak_bytes": result["peak_bytes"],
-            "disk_bytes": disk_of(path, profile), "machine": machine, "commit": commit(),
-            "command": f"make run PROFILE={profile.name} ONLY={number}", "facts": facts}
-        if profile.name == "laptop":
+        record[number] = {
+            "seconds": result.seconds,
+            "peak_bytes": result.peak_bytes,
+            "disk_bytes": disk_of(path, profile),
+            "machine": machine,
+            "commit": commit(),
+            "command": f"make run PROFILE={profile.name} ONLY={number}",
+            "facts": facts,
+        }
+    target = ROOT / "results" / f"{profile.name}.json"
+    target.parent.mkdir(exist_ok=True)
+    artifacts.write_json(target, {"notebooks": dict(sorted(record.items()))})
+    if profile.name == "laptop":
+        for path in chosen:
             keep_outputs(run_folder(profile) / path.name, path)
-    artifacts.write_json(target, {"notebooks": dict(sorted(held["notebooks"].items()))})
-    return [p.name for p in chosen]
+    return [path.name for path in chosen]
 
 
 def disk_of(path: Path, profile: Profile) -> int:
     """Bytes of the assets that a lesson takes and of the artifacts that it makes."""
-    artifacts = build_folder() / "artifacts" / profile.name
-    made = [artifacts.read_manifest(artifacts / name) or {} for name in calls(path, "publish")]
-    taken = [asset.disk * 10**6 for asset in taken_by(path)]
-    return sum(taken) + sum(manifest.get("bytes", 0) for manifest in made)
+    folder = build_folder() / "artifacts" / profile.name
+    manifests = [artifacts.read_manifest(folder / name) or {} for name in calls(path, "publish")]
+    assets = sum(asset.disk * 10**6 for asset in taken_by(path))
+    return assets + sum(manifest.get("bytes", 0) for manifest in manifests)
 
 
 def keep_outputs(executed: Path, target: Path) -> None:
     """Put the outputs of a run into the notebook they came from; nothing else of the run."""
-    source, ran = nbformat.read(target, 4), nbformat.read(executed, 4)
-    outputs = {c.id: c.outputs for c in ran.cells if c.cell_type == "code"}
-    for count, cell in enumerate((c for c in source.cells if c.cell_type == "code"), 1):
-        cell.outputs, cell.execution_count = [], count
-        for output in outputs[cell.id]:
-            last = cell.outputs[-1] if cell.outputs else {}
-            if output.get("name") and output.get("name") == last.get("name"):
-                last["text"] += output["text"]  # one stream, cut in pieces by the clock
-                continue
-            cell.outputs.append(output)
+    notebook = read(target)
+    outputs = {cell["id"]: cell["outputs"] for cell in cells(read(executed), "code")}
+    for count, cell in enumerate(cells(notebook, "code"), 1):
+        cell["outputs"] = join_streams(outputs[cell["id"]])
+        cell["execution_count"] = count
+        for output in cell["outputs"]:
             if "execution_count" in output:
                 output["execution_count"] = count
-    target.write_text(nbformat.writes(source) + "\n", encoding="utf-8")
+    write(target, notebook)
+
+
+def join_streams(outputs: list[dict[str, Any]]) -> list[dict[str, Any]]:
+    """Outputs in which a stream that the clock has cut in pieces is one again."""
+    joined: list[dict[str, Any]] = []
+    for output in outputs:
+        last = joined[-1] if joined else {}
+        if output.get("name") and output.get("name") == last.get("name"):
+            text = "".join(last["text"]) + "".join(output["text"])
+            last["text"] = text.splitlines(keepends=True)
+        else:
+            joined.append(output)
+    return joined

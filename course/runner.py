@@ -1,352 +1,373 @@
-"""Executes notebooks with papermill in reading order and answers for every process it starts."""
+"""Runs lessons in child processes, several at once, and answers for every process they start."""
+
 from __future__ import annotations
 
 import contextlib
-import ctypes
-import importlib.metadata as metadata
-import logging
+import json
 import os
+import queue
+import shutil
+import signal
 import subprocess
 import sys
-import tempfile
 import threading
 import time
-import uuid
 from collections.abc import Iterator
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
-import nbformat
-import papermill
 import psutil
 from filelock import FileLock, Timeout
-from jupyter_client.kernelspec import KernelSpec, KernelSpecManager
-from jupyter_client.manager import AsyncKernelManager
-from nbclient.exceptions import CellTimeoutError
-from papermill.clientwrap import PapermillNotebookClient
-from papermill.engines import Engine, papermill_engines
-from papermill.exceptions import PapermillExecutionError
 
-from utils import artifacts
-from utils.errors import ROOT, CourseError, build_folder
-from course.guard import end_all, TOKEN
-from course.notebooks import calls, code_cells, maker_of, select
+from course import execute, notebooks, report, results
+from course.results import Result, run_folder
+from course.verdicts import refusals
+from utils.artifacts import plain_disk_errors
+from utils.errors import CourseError
 from utils.profiles import Profile
+from utils.show import format_bytes
 
-
-GUARD = "course.guard"
-CHECKOUT = Path(__file__).resolve().parent.parent
+# What a lesson costs before anybody has recorded it.
+UNKNOWN = {"seconds": 60, "peak_bytes": 2_000_000_000}
+MARKS = {"passed": "✔", "failed": "✘", "blocked": "–"}
 
 
 @dataclass
-class Result:
-    """What became of one notebook."""
+class Waiting:
+    """A lesson that has not begun: what it waits for, what it will cost, how much work is behind it."""
 
-    name: str
-    status: str = "interrupted"
-    seconds: float = 0.0
-    peak_bytes: int = 0
-    cell: int = 0
-    cells: int = 0
-    error: str = ""
-    fingerprint: str = ""
-    parameters: dict[str, Any] = field(default_factory=dict)
-    artifacts: dict[str, str] = field(default_factory=dict)
-    reused: bool = False
+    path: Path
+    makers: set[str]
+    peak: int
+    urgency: float
+    changed: bool = False
 
 
-def run_folder(profile: Profile) -> Path:
-    """Where the executed notebooks of a profile and the state of its run are kept."""
-    return build_folder() / "run" / profile.name
+@dataclass
+class Running:
+    """A lesson that runs: its process, its lock, what is known of it so far."""
+
+    result: Result
+    path: Path
+    child: subprocess.Popen
+    lock: FileLock
+    peak: int
+    start: float = field(default_factory=time.monotonic)
+    memory: int = 0
+    too_long: bool = False
 
 
-def results_of(profile: Profile) -> dict[str, dict[str, Any]]:
-    """The last result of each notebook that is still there, in reading order."""
-    held = artifacts.read_json(run_folder(profile) / "state.json") or {}
-    return {p.stem: held[p.stem] for p in select() if p.stem in held}
+# the plan -------------------------------------------------------------------------------------------
 
 
-def refuse_parameters(path: Path, parameters: dict[str, Any]) -> None:
-    """Papermill only logs a parameter it does not know; a run with a misspelt one is worth nothing."""
-    notebook = nbformat.read(path, as_version=4)
-    if not any("parameters" in c.metadata.get("tags", []) for c in notebook.cells):
-        raise CourseError("no cell is tagged `parameters`", path, "tag the cell with PROFILE and SEED")
-    known = set(papermill.inspect_notebook(str(path)))
-    unknown = sorted(set(parameters) - known)
-    if unknown:
-        raise CourseError(f"unknown parameter {unknown[0]}", path, f"it knows {', '.join(sorted(known))}")
+def check_parameters(path: Path, parameters: dict[str, Any]) -> None:
+    """A run with a misspelt parameter is worth nothing."""
+    cells = notebooks.cells(notebooks.read(path), "code")
+    tagged = [notebooks.source(cell) for cell in cells if "parameters" in notebooks.tags(cell)]
+    if not tagged:
+        raise CourseError(
+            "no cell is tagged `parameters`", path, "tag the cell with PROFILE and SEED"
+        )
+    known = {line.split("=")[0].strip() for line in tagged[0].splitlines() if "=" in line}
+    for name in sorted(parameters):
+        if name not in known:
+            raise CourseError(
+                f"unknown parameter {name}", path, f"it knows {', '.join(sorted(known))}"
+            )
 
 
-def fingerprint(path: Path, parameters: dict[str, Any]) -> str:
-    """What a notebook's result depends on: its code, the code it imports, its parameters."""
-    code = [artifacts.hash_file(p) for folder in ("utils", "stages", "launch") for p in sorted((CHECKOUT / folder).rglob("*.*")) if p.is_file() and "__pycache__" not in p.parts]
-    installed = sorted({f"{d.name} {d.version}" for d in metadata.distributions()})
-    assets = [artifacts.hash_file(p) for p in (CHECKOUT / "assets.txt",)]
-    place = os.environ.get("COURSE_ASSETS", "packaged")
-    return artifacts.hash_json([code_cells(path), code, installed, assets, place, parameters])
+def add_makers(paths: list[Path], profile: Profile) -> list[Path]:
+    """The chosen lessons, and those that make what they need and is missing."""
+    chosen = list(paths)
+    for path in chosen:
+        for name, maker in notebooks.inputs(path).items():
+            if maker not in chosen and not results.hash_of(name, profile):
+                print(
+                    f"{path.stem} needs {name!r}, which is missing: {maker.stem} runs first",
+                    flush=True,
+                )
+                chosen.append(maker)
+    return sorted(chosen)
 
 
-class OwnKernels(KernelSpecManager):
-    """Only one kernel: this very interpreter, whatever kernels the user has registered."""
-
-    def get_kernel_spec(self, kernel_name: str) -> KernelSpec:
-        argv = [sys.executable, "-m", "ipykernel_launcher", "-f", "{connection_file}"]
-        return KernelSpec(argv=argv, display_name="Python 3", language="python")
-
-
-class OwnKernelManager(AsyncKernelManager):
-    """A kernel on local sockets where the system has them, so that no two runs share a port."""
-
-    def __init__(self, **given: Any) -> None:
-        super().__init__(kernel_spec_manager=OwnKernels(), **given)
-        if os.name == "posix":
-            self.transport, self.ip = "ipc", os.path.join(os.environ["JUPYTER_RUNTIME_DIR"], "kernel")
+def make_plan(paths: list[Path], profile: Profile) -> dict[str, Waiting]:
+    """What waits for what, the most urgent first: that with the most work behind it."""
+    costs = results.recorded(profile.name)
+    plan: dict[str, Waiting] = {}
+    # A lesson takes from earlier ones only, so from the end on all that waits for it is known.
+    for path in sorted(paths, reverse=True):
+        makers = {maker.stem for maker in notebooks.inputs(path).values() if maker in paths}
+        cost = costs.get(path.name[:2], UNKNOWN)
+        behind = [later.urgency for later in plan.values() if path.stem in later.makers]
+        urgency = cost["seconds"] + max(behind, default=0)
+        plan[path.stem] = Waiting(path, makers, cost["peak_bytes"], urgency)
+    return dict(sorted(plan.items(), key=lambda item: -item[1].urgency))
 
 
-class CourseEngine(Engine):
-    """Papermill's way of running a notebook, with our kernel and a watch on it."""
+def count_jobs(profile: Profile) -> int:
+    """How many lessons may run at once: `JOBS`, else by the cores; on a GPU one, which has it all."""
+    text = os.environ.get("JOBS", "")
+    if text:
+        if not text.isdigit() or int(text) < 1:
+            raise CourseError(f"JOBS={text} is not a number of lessons", fix="write it as JOBS=2")
+        return int(text)
+    if profile.name in ("gpu", "cluster"):
+        return 1
+    return count_cores() if profile.threads else max(1, count_cores() // 2)
 
-    @classmethod
-    def execute_managed_notebook(cls, nb_man: Any, kernel_name: str, *, watch: Watch,
-                                 cell_seconds: int, **unused: Any) -> None:
-        """Run every cell, telling the watch of each."""
-        watch.result.cells = sum(c.cell_type == "code" for c in nb_man.nb.cells)
-        client = PapermillNotebookClient(
-            nb_man, kernel_manager_class=OwnKernelManager, kernel_name=kernel_name,
-            timeout=cell_seconds, startup_timeout=120, log=logging.getLogger("papermill"),
-            on_cell_execute=lambda **_: watch.next_cell())
-        with tempfile.TemporaryDirectory(prefix="k") as runtime, open(watch.log, "wb") as log:
-            os.environ["JUPYTER_RUNTIME_DIR"] = runtime
-            quiet = {"TQDM_DISABLE": "1", "HF_HUB_DISABLE_PROGRESS_BARS": "1", TOKEN: watch.token}
-            with saved_rarely(nb_man):
-                client.execute(env={**os.environ, **quiet}, stdout=log, stderr=log)
+
+def count_cores() -> int:
+    """The cores that this process may use."""
+    if hasattr(os, "sched_getaffinity"):
+        return len(os.sched_getaffinity(0))
+    return os.cpu_count() or 1
+
+
+def kernel_environment(profile: Profile, jobs: int) -> dict[str, str]:
+    """What a kernel of ours knows: no progress bars, its threads, and that a run has started it."""
+    env = {
+        **os.environ,
+        "TQDM_DISABLE": "1",
+        "HF_HUB_DISABLE_PROGRESS_BARS": "1",
+        "COURSE_RUN": "1",
+    }
+    paths = [str(results.CHECKOUT), env.get("PYTHONPATH", "")]
+    env["PYTHONPATH"] = os.pathsep.join(filter(None, paths))
+    if profile.threads:
+        env["OMP_NUM_THREADS"] = str(profile.threads)
+    elif jobs > 1:
+        env.setdefault("OMP_NUM_THREADS", str(max(1, count_cores() // jobs)))
+    return env
+
+
+# the run --------------------------------------------------------------------------------------------
+
+
+class Run:
+    """Lessons on their way: those that wait, those that run, those that have ended."""
+
+    def __init__(
+        self, plan: dict[str, Waiting], profile: Profile, parameters: dict[str, Any], fresh: bool
+    ) -> None:
+        self.waiting = plan
+        self.profile = profile
+        self.parameters = parameters
+        self.fresh = fresh
+        self.jobs = count_jobs(profile)
+        self.env = kernel_environment(profile, self.jobs)
+        self.folder = run_folder(profile)
+        self.running: dict[str, Running] = {}
+        self.ended: dict[str, Result] = {}
+        self.elsewhere: set[str] = set()
+        self.events: queue.Queue[str] = queue.Queue()
+        self.screen = Screen()
+
+    def go(self) -> list[Result]:
+        """Run all; results in reading order."""
+        reported = 0
+        took = 0.0
+        while True:
+            for name in list(self.waiting):
+                self.consider(name)
+            if len(self.ended) > reported:
+                report.write_index(self.profile)
+                reported = len(self.ended)
+            if not self.waiting and not self.running:
+                return [self.ended[name] for name in sorted(self.ended)]
+            self.screen.show([running.result for running in self.running.values()])
+            # To measure memory the system walks every page held: a twentieth of a core at most.
+            pause = min(2.0, max(0.25, 20 * took))
+            with contextlib.suppress(queue.Empty):
+                self.finish(self.events.get(timeout=pause))
+            took = self.watch()
+
+    def consider(self, name: str) -> None:
+        """Start a lesson if it can start now, or end it if it need not or cannot run."""
+        lesson = self.waiting[name]
+        makers = [self.ended.get(maker) for maker in sorted(lesson.makers)]
+        lost = [maker.name for maker in makers if maker and maker.status != "passed"]
+        if lost:
+            self.end(Result(name, "blocked", error=f"it needs what {lost[0]} makes"))
+        elif all(makers) and not (lesson.changed and not self.has_room(lesson)):
+            lock = FileLock(self.folder / f".{name}.lock", blocking=False)
+            try:
+                lock.acquire()
+            except Timeout:
+                if name not in self.elsewhere:
+                    self.screen.print(f"  {name} is being run elsewhere: waiting for it")
+                self.elsewhere.add(name)
+                return
+            self.reuse_or_start(name, lock)
+            if name not in self.running:
+                lock.release()
+
+    def reuse_or_start(self, name: str, lock: FileLock) -> None:
+        """Take up the earlier result of a lesson if it still holds; else start it, if there is room."""
+        lesson = self.waiting[name]
+        try:
+            mark = results.fingerprint(lesson.path, self.parameters)
+            old = results.read_result(name, self.profile)
+            holds = not self.fresh and results.still_holds(old, mark, lesson.path, self.profile)
+        except CourseError as error:
+            self.end(Result(name, "failed", error=str(error)))
+            return
+        if old and holds:
+            old.reused = True
+            self.end(old)
+            return
+        lesson.changed = True
+        if self.has_room(lesson):
+            self.start(Result(name, fingerprint=mark, parameters=self.parameters), lock)
+
+    def has_room(self, lesson: Waiting) -> bool:
+        """Whether a core is free, and memory beside what the running lessons will still take."""
+        if not self.running:
+            return True
+        still = sum(max(0, running.peak - running.memory) for running in self.running.values())
+        free = psutil.virtual_memory().available - still
+        return len(self.running) < self.jobs and free > lesson.peak
+
+    def start(self, result: Result, lock: FileLock) -> None:
+        """Start the process of a lesson."""
+        lesson = self.waiting.pop(result.name)
+        output = self.folder / lesson.path.name
+        page = results.page_of(result.name, self.profile)
+        task = execute.Task(str(lesson.path), str(output), str(page), self.parameters)
+        task.cell_seconds = self.profile.cell_seconds
+        task.refusals = refusals(lesson.path.name[:2])
+        results.write_result(result, self.profile)
+        with open(output.with_suffix(".log"), "wb") as log:
+            child = subprocess.Popen(
+                [sys.executable, "-m", "course.execute"],
+                env=self.env,
+                stdin=subprocess.PIPE,
+                stdout=subprocess.PIPE,
+                stderr=log,
+                start_new_session=True,
+            )
+        self.running[result.name] = Running(result, lesson.path, child, lock, lesson.peak)
+        # Its standard input stays open: when it closes, the child knows that we are gone.
+        with contextlib.suppress(BrokenPipeError):
+            child.stdin.write(json.dumps(asdict(task)).encode() + b"\n")
+            child.stdin.flush()
+        threading.Thread(target=self.listen, args=(result.name,), daemon=True).start()
+
+    def listen(self, name: str) -> None:
+        """In a thread: take what a lesson says until it ends."""
+        result = self.running[name].result
+        with self.running[name].child as child:
+            for line in child.stdout:
+                with contextlib.suppress(ValueError):
+                    vars(result).update(json.loads(line))
+        self.events.put(name)
+
+    def watch(self) -> float:
+        """Take the memory and the time of each lesson; the seconds that this took."""
+        now = time.monotonic()
+        for running in self.running.values():
+            result = running.result
+            running.memory = execute.memory_of(execute.below(running.child.pid))
+            result.peak_bytes = max(result.peak_bytes, running.memory)
+            if result.status == "interrupted":
+                result.seconds = now - running.start
+            if now - running.start > self.profile.notebook_seconds:
+                running.too_long = True
+                execute.end_everything_below(running.child.pid)
+                running.child.kill()
+        return time.monotonic() - now
+
+    def finish(self, name: str) -> None:
+        """Note what became of a lesson whose process has ended, and end what it left."""
+        running = self.running.pop(name)
+        result = running.result
+        execute.end_children_but({other.child.pid for other in self.running.values()})
+        if running.too_long or result.status == "interrupted":
+            result.status = "failed"
+            words = execute.last_words(self.folder / f"{name}.log")
+            result.error = (
+                f"the lesson's process ended with status {running.child.returncode}: {words}"
+            )
+        if running.too_long:
+            limit = self.profile.notebook_seconds
+            result.error = f"the notebook ran past the {limit} s of profile {self.profile.name}"
+        result.artifacts = results.artifacts_of(running.path, self.profile)
+        self.end(result)
+        running.lock.release()
+
+    def end(self, result: Result) -> None:
+        """Keep a result, and print its line; behind a failure the cell, the error, the file to open."""
+        self.waiting.pop(result.name, None)
+        self.ended[result.name] = result
+        if not result.reused:
+            results.write_result(result, self.profile)
+        note = result.error if result.status == "blocked" else ""
+        note = "done before" if result.reused else note
+        self.screen.print(f"{MARKS[result.status]} {describe(result)}  {note}".rstrip())
+        if result.status == "failed":
+            file = self.folder / f"{result.name}.ipynb"
+            text = f"cell [{result.cell}]: {result.error}\nopen {file}"
+            self.screen.print("    " + text.replace("\n", "\n    "))
 
 
 @contextlib.contextmanager
-def saved_rarely(nb_man: Any, seconds: float = 2.0) -> Iterator[None]:
-    """Papermill writes the whole notebook twice a cell: every two seconds is enough."""
-    write, last = nb_man.save, 0.0
-
-    def save(**given: Any) -> None:
-        nonlocal last
-        if time.monotonic() - last >= seconds:
-            write(**given)
-            last = time.monotonic()
-
-    nb_man.save = save
+def nothing_left() -> Iterator[None]:
+    """However the block ends, by a signal too, no process that it started is left."""
+    execute.adopt_orphans()
+    names = [name for name in ("SIGTERM", "SIGHUP") if hasattr(signal, name)]
+    old = {name: signal.signal(getattr(signal, name), stop) for name in names}
     try:
         yield
     finally:
-        nb_man.save = write  # what ends the run, well or not, is always written
+        execute.end_everything_below(os.getpid())
+        for name, handler in old.items():
+            signal.signal(getattr(signal, name), handler)
 
 
-papermill_engines.register("course", CourseEngine)
+def stop(number: int, _: object) -> None:
+    """End this process in order, with the status that a signal gives."""
+    sys.exit(128 + number)
 
 
-@dataclass
-class Watch:
-    """Shows one live line, samples memory, and ends a notebook that runs too long."""
-
-    result: Result
-    limit: int
-    log: Path
-    token: str
-    too_long: bool = False
-
-    def __enter__(self) -> Watch:
-        self.start, self.done = time.perf_counter(), threading.Event()
-        self.thread = threading.Thread(target=self._watch, daemon=True)
-        self.thread.start()
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self.done.set()
-        self.thread.join()
-        self.result.seconds = round(time.perf_counter() - self.start, 2)
-
-    def next_cell(self) -> None:
-        self.result.cell += 1
-
-    def _watch(self) -> None:
-        pause = 0.25
-        while not self.done.wait(pause):
-            self.result.seconds = began = time.perf_counter() - self.start
-            self.result.peak_bytes = max(self.result.peak_bytes, memory_of_children())
-            if self.result.seconds > self.limit and not self.too_long:
-                self.too_long = True
-                end_all(self.token)
-            if sys.stdout.isatty():
-                print(f"\r\x1b[2K  {describe(self.result)}", end="", flush=True)
-            took = time.perf_counter() - self.start - began  # the system walks every page held
-            pause = min(2.0, max(0.25, 20 * took))  # a twentieth of a core at most
+def run_course(
+    paths: list[Path], profile: Profile, seed: int, extra: dict[str, Any], fresh: bool = False
+) -> list[Result]:
+    """Run the lessons that are not yet done; every result is kept as soon as it is known."""
+    parameters = {"PROFILE": profile.name, "SEED": seed, **extra}
+    with plain_disk_errors(run_folder(profile)):
+        run_folder(profile).mkdir(parents=True, exist_ok=True)
+        paths = add_makers(paths, profile)
+        # One that cannot be read fails alone, when its turn comes.
+        for path in notebooks.readable(paths):
+            check_parameters(path, parameters)
+        with nothing_left():
+            return Run(make_plan(paths, profile), profile, parameters, fresh).go()
 
 
-def memory_of_children() -> int:
-    """Bytes held by the kernel and all it started; shared pages counted once where Linux can say."""
-    total = 0
-    for child in children():
-        with contextlib.suppress(psutil.Error, OSError):
-            full = child.memory_full_info()
-            total += getattr(full, "pss", full.rss)
-    return total
-
-
-def children() -> list[psutil.Process]:
-    """What this process started, and what that started; not the guard."""
-    found = psutil.Process().children(recursive=True)
-    return [child for child in found if GUARD not in commandline(child)]
-
-
-def commandline(process: psutil.Process) -> list[str]:
-    """The words a process was started with, or none where they cannot be read."""
-    try:
-        return process.cmdline()
-    except psutil.Error:
-        return []
-
-
-def adopt_orphans() -> None:
-    """On Linux, processes whose parent dies become our children, and so can be found and ended."""
-    if sys.platform == "linux":
-        PR_SET_CHILD_SUBREAPER = 36
-        ctypes.CDLL(None, use_errno=True).prctl(PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0)
-
-
-def end_children() -> int:
-    """Kill whatever is still below us, also what shed the token with its environment."""
-    left = [c for c in children() if c.is_running() and c.status() != psutil.STATUS_ZOMBIE]
-    for child in left:
-        with contextlib.suppress(psutil.Error):
-            child.kill()
-    psutil.wait_procs(left, timeout=3)
-    return len(left)
+# the screen -----------------------------------------------------------------------------------------
 
 
 def describe(result: Result) -> str:
     """One line: name, cell k of n, seconds, peak memory."""
-    return (f"{result.name:40} cell {result.cell:3} of {result.cells:<3} {result.seconds:6.1f} s "
-            f"{result.peak_bytes / 1e6:7,.0f} MB")
+    cells = f"cell {result.cell:3} of {result.cells:<3}"
+    return f"{result.name:40} {cells} {result.seconds:6.1f} s {format_bytes(result.peak_bytes):>8}"
 
 
-def execute(path: Path, output: Path, parameters: dict[str, Any], profile: Profile,
-            token: str) -> Result:
-    """Run one notebook; whatever happens, no process of it is left."""
-    result = Result(path.stem)
-    with Watch(result, profile.notebook_seconds, output.with_suffix(".log"), token) as watch:
-        try:
-            logging.getLogger("papermill").setLevel(logging.ERROR)
-            papermill.execute_notebook(
-                path, output, parameters, engine_name="course", kernel_name="python3",
-                language="python", progress_bar=False, cwd=path.parent, watch=watch,
-                cell_seconds=profile.cell_seconds, autosave_cell_every=0)
-            result.status = "passed"
-        except PapermillExecutionError as error:
-            result.status, result.error = "failed", f"{error.ename}: {error.evalue}"
-        except (CellTimeoutError, RuntimeError) as error:  # a dead kernel is a RuntimeError
-            result.status, result.error = "failed", explain_death(watch, error, profile)
-        finally:
-            left = end_all(token) + end_children()
-    if left and result.status == "passed":
-        result.status, result.error = "failed", f"{left} processes outlived the kernel and were ended"
-    return result
+class Screen:
+    """Lines that stay, and on a terminal below them one live line for each lesson that runs."""
 
+    def __init__(self) -> None:
+        self.live = 0
 
-def explain_death(watch: Watch, error: Exception, profile: Profile) -> str:
-    """Why a kernel stopped, in words."""
-    if watch.too_long:
-        return f"the notebook ran past the {profile.notebook_seconds} s of profile {profile.name}"
-    if isinstance(error, CellTimeoutError):
-        return f"the cell ran past the {profile.cell_seconds} s of profile {profile.name}"
-    last = watch.log.read_text(errors="replace").strip().splitlines()[-1:] or ["no last words"]
-    return f"the kernel died (out of memory?): {last[0]}"
+    def print(self, text: str) -> None:
+        """Take the live lines away, and print what stays."""
+        clear = f"\x1b[{self.live}F\x1b[J" if self.live else ""
+        self.live = 0
+        print(clear + text, flush=True)
 
-
-@contextlib.contextmanager
-def guarded() -> Iterator[str]:
-    """A token for the run's kernels, and a guard outside that ends them if we are killed."""
-    token = uuid.uuid4().hex
-    adopt_orphans()
-    guard = subprocess.Popen([sys.executable, "-m", GUARD, token],
-                             stdin=subprocess.PIPE, start_new_session=True)
-    try:
-        yield token
-    finally:
-        guard.stdin.close()
-        guard.wait(timeout=10)
-
-
-@contextlib.contextmanager
-def alone(folder: Path) -> Iterator[None]:
-    """One run of a profile at a time: two would write the same artifacts."""
-    folder.mkdir(parents=True, exist_ok=True)
-    try:
-        with FileLock(folder / ".lock", timeout=0):
-            yield
-    except Timeout:
-        raise CourseError("another run of this profile is going on", folder,
-                          "wait for it, or stop it") from None
-
-
-def run_course(paths: list[Path], profile: Profile, seed: int, extra: dict[str, Any],
-               fresh: bool = False) -> list[Result]:
-    """Run the notebooks that are not yet done; every result is saved as soon as it is known."""
-    folder, parameters = run_folder(profile), {"PROFILE": profile.name, "SEED": seed, **extra}
-    for path in paths:
-        refuse_parameters(path, parameters)
-    results: list[Result] = []
-    with artifacts.plain_disk_errors(folder), alone(folder), guarded() as token:
-        held = artifacts.read_json(folder / "state.json") or {}
-        for path in paths:
-            mark, old = fingerprint(path, parameters), {} if fresh else held.get(path.stem, {})
-            result = reuse(path, old, mark, profile) or blocked(path, results)
-            if result is None:
-                held[path.stem] = asdict(Result(path.stem))  # "interrupted", until we know better
-                artifacts.write_json(folder / "state.json", held)
-                result = execute(path, folder / path.name, parameters, profile, token)
-                result.artifacts = artifacts_of(path, profile)
-            result.fingerprint, result.parameters = mark, parameters
-            announce(result, folder / path.name)
-            results.append(result)
-            held[path.stem] = asdict(result)
-            artifacts.write_json(folder / "state.json", held)
-    return results
-
-
-def artifacts_of(path: Path, profile: Profile) -> dict[str, str]:
-    """Content hash of each artifact that a notebook takes or makes; empty where one is not whole."""
-    names = calls(path, "need") + calls(path, "publish")
-    found = {name: build_folder() / "artifacts" / profile.name / name for name in names}
-    manifests = {name: artifacts.read_manifest(folder) for name, folder in found.items()}
-    return {name: "" if not made or artifacts.damage(found[name], made) else made["hash"]
-            for name, made in manifests.items()}
-
-
-def reuse(path: Path, old: dict[str, Any], mark: str, profile: Profile) -> Result | None:
-    """The earlier result of a notebook, if nothing that it depends on or made has changed since."""
-    if (old.get("fingerprint"), old.get("status")) != (mark, "passed"):
-        return None
-    artifacts = artifacts_of(path, profile)
-    if artifacts != old["artifacts"] or not (run_folder(profile) / path.name).exists():
-        return None
-    return Result(**{**old, "reused": True})
-
-
-def blocked(path: Path, results: list[Result]) -> Result | None:
-    """A result for a notebook that needs an artifact which failed to be made in this run."""
-    lost = {r.name[:2] for r in results if r.status != "passed"}
-    for name in calls(path, "need"):
-        if maker_of(name) in lost:
-            return Result(path.stem, "blocked", error=f"needs {name!r} from {maker_of(name)}")
-    return None
-
-
-def announce(result: Result, output: Path) -> None:
-    """The line that stays: a mark, the figures, and for a failure the cell and the file to open."""
-    mark = {"passed": "✔", "failed": "✘", "blocked": "–"}[result.status]
-    live = "\r\x1b[2K" if sys.stdout.isatty() else ""
-    note = "done before" if result.reused else result.error * (result.status == "blocked")
-    print(f"{live}{mark} {describe(result)}  {note}".rstrip(), flush=True)
-    if result.status == "failed":
-        lines = [f"cell [{result.cell}]: {result.error}", f"open {output}"]
-        print("\n".join(f"    {line}" for text in lines for line in text.splitlines()), flush=True)
+    def show(self, running: list[Result]) -> None:
+        """Show what runs now."""
+        if sys.stdout.isatty() and running:
+            width = shutil.get_terminal_size().columns - 1
+            self.print("\n".join(f"  {describe(result)}"[:width] for result in running))
+            self.live = len(running)

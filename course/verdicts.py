@@ -1,16 +1,21 @@
 """Holds what a notebook recorded to what is expected of it: nothing drifts silently."""
+
 from __future__ import annotations
 
+import re
 import tomllib
+from collections.abc import Iterator
 from dataclasses import dataclass
+from itertools import zip_longest
 from pathlib import Path
 from typing import Any
 
-import nbformat
-
-from utils.errors import CourseError, ROOT
+from course.notebooks import cells, read, tags
+from utils.errors import ROOT, CourseError
 from utils.lesson import RECORD_TYPE
 from utils.show import format_figure
+
+MARKED = "nbval-check-output"
 
 
 @dataclass
@@ -19,25 +24,34 @@ class Verdict:
 
     name: str
     value: float | None
-    unit: str
-    expected: str
-    problem: str
+    unit: str = ""
+    expected: str = ""
+    # What fails a run; a figure that is merely unusual fails nothing.
+    problem: str = ""
+    unusual: bool = False
     source: float | None = None
     source_name: str = ""
 
 
-def records(path: Path, kind: str) -> list[dict[str, Any]]:
+def records(notebook: dict[str, Any], kind: str) -> list[dict[str, Any]]:
     """The figures or the exercises that an executed notebook holds in its outputs."""
-    outputs = [o for c in nbformat.read(path, as_version=4).cells for o in c.get("outputs", [])]
-    found = [o["data"][RECORD_TYPE] for o in outputs if RECORD_TYPE in o.get("data", {})]
-    return [record for record in found if record["kind"] == kind]
+    outputs = [output for cell in cells(notebook, "code") for output in cell["outputs"]]
+    held = [
+        output["data"][RECORD_TYPE] for output in outputs if RECORD_TYPE in output.get("data", {})
+    ]
+    return [record for record in held if record["kind"] == kind]
 
 
-def expectations(profile: str, number: str) -> dict[str, dict[str, float]]:
-    """What a lesson must record at a profile."""
+# figures --------------------------------------------------------------------------------------------
+
+
+def expectations(profile: str, number: str) -> dict[str, dict[str, Any]] | None:
+    """What a lesson must record, in `check` and `typical`; None where a profile expects nothing."""
     path = ROOT / "expected" / f"{profile}.toml"
+    if not path.exists():
+        return None
     try:
-        return tomllib.loads(path.read_text(encoding="utf-8")).get(number, {}) if path.exists() else {}
+        return tomllib.loads(path.read_text(encoding="utf-8")).get(number, {})
     except tomllib.TOMLDecodeError as error:
         raise CourseError(f"this is not TOML: {error}", path, "mend the line it names") from None
 
@@ -49,57 +63,129 @@ def bounds(rule: dict[str, float]) -> tuple[float, float]:
     ((3.0, 4.0), (4, inf))
     """
     if "value" in rule:
-        return rule["value"] - rule.get("tolerance", 0), rule["value"] + rule.get("tolerance", 0)
+        tolerance = rule.get("tolerance", 0)
+        return rule["value"] - tolerance, rule["value"] + tolerance
     return rule.get("min", -float("inf")), rule.get("max", float("inf"))
 
 
-def say_rule(rule: dict[str, float]) -> str:
+def describe_rule(rule: dict[str, float]) -> str:
     """A rule in words.
 
-    >>> say_rule({"value": 3.5, "tolerance": 0.5}), say_rule({"max": 2})
+    >>> describe_rule({"value": 3.5, "tolerance": 0.5}), describe_rule({"max": 2})
     ('3.5 ± 0.5', 'at most 2')
     """
     if "value" in rule:
-        return format_figure(rule["value"]) + f" ± {rule.get('tolerance', 0):g}" * ("tolerance" in rule)
+        text = format_figure(rule["value"])
+        return f"{text} ± {rule['tolerance']:g}" if "tolerance" in rule else text
     words = {"min": "at least", "max": "at most"}
     return ", ".join(f"{words[key]} {rule[key]:g}" for key in words if key in rule)
 
 
-def judge_figures(path: Path, profile: str) -> list[Verdict]:
+def judge_figures(
+    notebook: dict[str, Any], profile: str, number: str, strict: bool = False
+) -> list[Verdict]:
     """Every figure recorded or expected, with what is wrong about it."""
-    rules, verdicts = dict(expectations(profile, path.name[:2])), []
-    for record in records(path, "figure"):
-        name, value, problem = record["name"], record["value"], ""
-        rule = rules.pop(name, {})
-        if not rule:
-            problem = (f"recorded, not expected: add to expected/{profile}.toml "
-                       f'"{name}" = {{ value = {value:g}, tolerance = … }}')
-        elif not bounds(rule)[0] <= value <= bounds(rule)[1]:  # NaN is in no range
-            problem = f"{value:g} is outside {say_rule(rule)}"
-        verdicts.append(Verdict(name, value, record["unit"], say_rule(rule), problem,
-                                record["source"], record["source_name"]))
-    return verdicts + [Verdict(name, None, "", say_rule(rule), "expected, not recorded")
-                       for name, rule in rules.items()]
+    expected = expectations(profile, number)
+    check = (expected or {}).get("check", {})
+    typical = (expected or {}).get("typical", {})
+    verdicts = []
+    for record in records(notebook, "figure"):
+        name, value = record["name"], record["value"]
+        rule = check.get(name) or typical.get(name)
+        verdict = Verdict(name, value, record["unit"])
+        verdict.source, verdict.source_name = record["source"], record["source_name"]
+        if rule:
+            verdict.expected = describe_rule(rule)
+            lowest, highest = bounds(rule)
+            # NaN is in no range.
+            verdict.unusual = not lowest <= value <= highest
+        elif expected is not None:
+            rule = f'"{name}" = {{ value = {value:g}, tolerance = … }}'
+            verdict.problem = f"recorded, not expected: add to expected/{profile}.toml {rule}"
+        if verdict.unusual and name in check:
+            verdict.problem = f"{value:g} is outside {verdict.expected}"
+        verdicts.append(verdict)
+    wanted = {**typical, **check} if strict else check
+    for name in wanted.keys() - {verdict.name for verdict in verdicts}:
+        rule = describe_rule(wanted[name])
+        verdicts.append(Verdict(name, None, expected=rule, problem="expected, not recorded"))
+    return verdicts
 
 
-def judge_exercises(path: Path, strict: bool) -> list[str]:
+# exercises ------------------------------------------------------------------------------------------
+
+
+def refusals(number: str) -> dict[str, str]:
+    """The wrong answers of a lesson, by exercise: the parts `# %% NN.k` of `expected/refused/NN.py`."""
+    path = ROOT / "expected" / "refused" / f"{number}.py"
+    text = path.read_text(encoding="utf-8") if path.exists() else ""
+    return dict(re.findall(r"(?ms)^# %% (\S+)\n(.*?)(?=^# %% |\Z)", text))
+
+
+def judge_exercises(
+    notebook: dict[str, Any], refused: set[str], strict: bool = False
+) -> Iterator[str]:
     """What is wrong with the exercises: every solution passes, every wrong answer is refused.
 
-    Strictly, every starter must be refused too; a reader who solved one in place has done no wrong.
+    `refused` are the exercises of which a wrong answer must have been tried. Strictly, every
+    starter must be refused too; a reader who solved one in place has done no wrong.
     """
-    problems, seen = [], {}
-    for record in records(path, "exercise"):
+    seen: dict[str, set[str]] = {name: set() for name in refused}
+    for record in records(notebook, "exercise"):
         name, which, verdict = record["name"], record["which"], record["verdict"]
         seen.setdefault(name, set()).add(which)
-        right = {"answer": verdict != "pass" or not strict, "solution": verdict == "pass",
-                 "wrong answer": verdict == "fail"}[which]
-        if not right:
-            problems.append(f"exercise {name}: its {which} gets {verdict!r} {record['hint']}".strip())
-    return problems + [f"exercise {name} has no {part}" for name, which in seen.items()
-                       for part in ("answer", "solution") if part not in which]
+        good = {
+            "answer": verdict != "pass" or not strict,
+            "solution": verdict == "pass",
+            "wrong answer": verdict == "fail",
+        }
+        if not good[which]:
+            yield f"exercise {name}: its {which} gets {verdict!r} {record['hint']}".rstrip()
+    for name, which in seen.items():
+        parts = ["answer", "solution"] + ["wrong answer"] * (name in refused)
+        yield from (f"exercise {name} has no {part}" for part in parts if part not in which)
 
 
-def problems_of(path: Path, profile: str, strict: bool = False) -> list[str]:
-    """All that is wrong with one executed notebook."""
-    figures = [f"figure {v.name}: {v.problem}" for v in judge_figures(path, profile) if v.problem]
-    return figures + judge_exercises(path, strict)
+# marked outputs -------------------------------------------------------------------------------------
+
+
+def output_lines(cell: dict[str, Any]) -> list[str]:
+    """What a cell shows as text, line by line; what it records is judged elsewhere."""
+    text = ""
+    for output in cell["outputs"]:
+        data = output.get("data", {})
+        if output.get("name") == "stdout":
+            text += "".join(output["text"])
+        elif RECORD_TYPE not in data:
+            text += "\n" + "".join(data.get("text/plain", "")) + "\n"
+    return [line.rstrip() for line in text.splitlines() if line.strip()]
+
+
+def judge_outputs(notebook: dict[str, Any], committed: dict[str, Any]) -> Iterator[str]:
+    """Where a marked cell shows something else than the notebook that was run."""
+    before = {
+        cell["id"]: output_lines(cell) for cell in cells(committed, "code") if cell["outputs"]
+    }
+    for count, cell in enumerate(cells(notebook, "code"), 1):
+        if MARKED not in tags(cell) or cell["id"] not in before:
+            continue
+        for old, new in zip_longest(before[cell["id"]], output_lines(cell), fillvalue=""):
+            if old != new:
+                yield f"cell [{count}] shows {new!r}, not {old!r}"
+                break
+
+
+def problems_of(
+    executed: Path, profile: str, committed: Path | None = None, strict: bool = False
+) -> list[str]:
+    """All that is wrong with one executed notebook; beside `committed`, the one that was run."""
+    notebook, number = read(executed), executed.name[:2]
+    verdicts = judge_figures(notebook, profile, number, strict)
+    problems = [
+        f"figure {verdict.name}: {verdict.problem}" for verdict in verdicts if verdict.problem
+    ]
+    refused = set(refusals(number)) if committed else set()
+    problems += judge_exercises(notebook, refused, strict)
+    if committed:
+        problems += judge_outputs(notebook, read(committed))
+    return problems

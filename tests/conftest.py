@@ -1,9 +1,12 @@
-"""Small courses in a temporary folder, for tests of the engine."""
+"""Small courses in a temporary folder, for tests of the machine; their notebooks import nothing heavy."""
+
 from __future__ import annotations
 
 import os
 import subprocess
 import sys
+import time
+from collections.abc import Callable
 from pathlib import Path
 
 import nbformat
@@ -11,37 +14,79 @@ import pytest
 
 KERNEL = {"name": "python3", "display_name": "Python 3", "language": "python"}
 PARAMETERS = ('PROFILE = "auto"\nSEED = 42', "parameters")
+# Far above what a busy machine needs: it only ends what would never come.
+PATIENCE = 120
 
 
 def lesson_cell(number: str) -> str:
-    return f'from utils.lesson import Lesson\nlesson = Lesson("{number}", PROFILE, SEED)'
+    """A `Lesson` that has not asked torch about the machine, which takes seconds."""
+    return f"""from utils.lesson import Lesson
+from utils.profiles import PROFILES
+lesson = Lesson.__new__(Lesson)
+lesson.number, lesson.seed, lesson.profile = "{number}", SEED, PROFILES[PROFILE]
+lesson._inputs, lesson._checks = {{}}, {{}}"""
+
+
+def publish_cell(name: str, text: str = "a") -> str:
+    return f'with lesson.publish("{name}") as folder:\n    (folder / "a.txt").write_text("{text}")'
+
+
+def wait_until(condition: Callable[[], object], what: str) -> None:
+    deadline = time.monotonic() + PATIENCE
+    while not condition():
+        assert time.monotonic() < deadline, what
+        time.sleep(0.02)
 
 
 class Course:
     """A course of its own below a folder; `run` calls the real command line on it."""
 
     def __init__(self, root: Path) -> None:
-        self.root, self.build = root, root / "build"
+        self.root = root
+        self.build = root / "build"
         (root / "notebooks").mkdir(parents=True)
-        (root / "expected").mkdir()
+        (root / "expected/refused").mkdir(parents=True)
         (root / "README.md").write_text("<!-- lessons:begin --><!-- lessons:end -->")
         self.env = {**os.environ, "COURSE_ROOT": str(root), "COURSE_BUILD": str(self.build)}
-        self.env.pop("COURSE_PROFILE", None)
+        self.env["PYTHONPATH"] = str(Path(__file__).parent.parent)
+        for name in ("COURSE_PROFILE", "COURSE_RUN", "JOBS"):
+            self.env.pop(name, None)
 
-    def add(self, name: str, *cells: str | tuple[str, str]) -> Path:
+    def add(self, name: str, *cells: str | tuple[str, ...]) -> Path:
+        """Write a notebook; a cell is its code, or its code and its tags."""
         notebook = nbformat.v4.new_notebook(metadata={"kernelspec": KERNEL})
-        for source, *tags in ((c,) if isinstance(c, str) else c for c in cells):
-            notebook.cells.append(nbformat.v4.new_code_cell(source, metadata={"tags": tags}))
+        for number, cell in enumerate(cells):
+            source, *tags = (cell,) if isinstance(cell, str) else cell
+            made = nbformat.v4.new_code_cell(source, metadata={"tags": tags}, id=f"c{number}")
+            notebook.cells.append(made)
         path = self.root / "notebooks" / name
         nbformat.write(notebook, path)
         return path
 
+    def expect(self, text: str) -> None:
+        (self.root / "expected/smoke.toml").write_text(text)
+
     def command(self, *arguments: str) -> list[str]:
         return [sys.executable, "-m", "course", *arguments, "--profile", "smoke"]
 
+    def start(self, *arguments: str, **env: str) -> subprocess.Popen:
+        """Start a run and go on at once."""
+        return subprocess.Popen(
+            self.command(*arguments),
+            env={**self.env, **env},
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
+            text=True,
+        )
+
     def run(self, *arguments: str, **env: str) -> subprocess.CompletedProcess:
-        done = subprocess.run(self.command(*arguments), env={**self.env, **env}, text=True,
-                              capture_output=True, timeout=300)
+        done = subprocess.run(
+            self.command(*arguments),
+            env={**self.env, **env},
+            text=True,
+            capture_output=True,
+            timeout=5 * PATIENCE,
+        )
         done.all = done.stdout + done.stderr
         return done
 

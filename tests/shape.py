@@ -1,4 +1,5 @@
 """The shape of a notebook: what every lesson has, and what none may have. One function a rule."""
+
 from __future__ import annotations
 
 import ast
@@ -9,8 +10,12 @@ from collections.abc import Iterator
 from nbformat import NotebookNode
 
 MAGIC = re.compile(r"(?m)^[ \t]*[%!].*$")
-PATHS = re.compile(r"(?<![\w.~])(/(?:root|home|tmp|Users|work|var|private|content)/[\w.-]+|[A-Z]:\\\\?\w+)")
-NOISE = re.compile(r"\b\w*Warning\b:|Traceback \(most recent|IProgress not found|\x1b\[|\| WARNING \|")
+PATHS = re.compile(
+    r"(?<![\w.~])(/(?:root|home|tmp|Users|work|var|private|content)/[\w.-]+|[A-Z]:\\\\?\w+)"
+)
+NOISE = re.compile(
+    r"\b\w*Warning\b:|Traceback \(most recent|IProgress not found|\x1b\[|\| WARNING \|"
+)
 IMAGE = re.compile(r"!\[([^\]]*)\]\(|<img\b([^>]*)>")
 SHOWS = ("print(", "display(", "show_table(", "show_figure(", "show_source(", "lesson.record(")
 QUIET = {"exercise", "bootstrap", "parameters"}  # cells that need not show anything
@@ -36,7 +41,9 @@ def words(notebook: NotebookNode) -> int:
 def text_of(output: NotebookNode) -> str:
     """What a reader sees of an output as text."""
     data = output.get("data", {})
-    return "".join([output.get("text", ""), data.get("text/plain", ""), data.get("text/markdown", "")])
+    return "".join(
+        [output.get("text", ""), data.get("text/plain", ""), data.get("text/markdown", "")]
+    )
 
 
 def frame(notebook: NotebookNode) -> Iterator[str]:
@@ -46,7 +53,9 @@ def frame(notebook: NotebookNode) -> Iterator[str]:
         if len(cells) < 3 or tag not in tags(cells[position]):
             yield f"cell {position} is not tagged `{tag}`"
     given = [c for c in cells if "parameters" in tags(c)]
-    if len(given) != 1 or not {"PROFILE", "SEED"} <= set(re.findall(r"(?m)^(\w+) *=", given[0].source)):
+    if len(given) != 1 or not {"PROFILE", "SEED"} <= set(
+        re.findall(r"(?m)^(\w+) *=", given[0].source)
+    ):
         yield "there is not one cell tagged `parameters` with PROFILE and SEED"
     if not any(re.search(r"lesson = Lesson\(", c.source) for c in code_cells(notebook)):
         yield "there is no `lesson = Lesson(…)`"
@@ -132,13 +141,17 @@ def code(notebook: NotebookNode) -> Iterator[str]:
 
 def exercises(notebook: NotebookNode) -> Iterator[str]:
     """At least three, each a task, a starter, a check and a folded solution, in this order."""
-    order = [next(iter(tags(c) & {"exercise", "check", "solution"}), "") for c in code_cells(notebook)]
+    order = [
+        next(iter(tags(c) & {"exercise", "check", "solution"}), "") for c in code_cells(notebook)
+    ]
     held = [tag for tag in order if tag]
     if held.count("exercise") < 3:
         yield f"{held.count('exercise')} exercises, fewer than three"
     if held != ["exercise", "check", "solution"] * (len(held) // 3):
         yield "exercises are not starter, check, solution, each time"
-    number = "".join(re.findall(r'Lesson\("(\d\d)"', "".join(c.source for c in code_cells(notebook)))[:1])
+    number = "".join(
+        re.findall(r'Lesson\("(\d\d)"', "".join(c.source for c in code_cells(notebook)))[:1]
+    )
     prose = "".join(c.source + "\n" for c in notebook.cells if c.cell_type == "markdown")
     for index in range(1, held.count("exercise") + 1):
         if f"### Exercise {number}.{index}" not in prose:

@@ -1,31 +1,38 @@
 """What is generated: complete, stable, and found stale when it is not."""
+
+import json
 import re
 
 import nbformat
 import pytest
 from conftest import PARAMETERS
 
-from course import generate
+from course import generate, notebooks, results
+from utils import artifacts
 
 
 @pytest.fixture
 def two(course, monkeypatch):
     """Two lessons with generated cells; the first makes what the second takes."""
-    for name, code in (("00_first.ipynb", 'lesson.publish("thing")'),
-                       ("01_second.ipynb", 'lesson.need("thing"); asset("minilm"); asset("unknown")')):
+    for name, code in (
+        ("00_first.ipynb", 'lesson.publish("thing")'),
+        ("01_second.ipynb", 'lesson.need("thing"); asset("minilm"); asset("unknown")'),
+    ):
         path = course.add(name, ("", "bootstrap"), PARAMETERS, code)
         notebook = nbformat.read(path, 4)
         for tag, place in (("header", 0), ("footer", 99)):
             cell = nbformat.v4.new_markdown_cell("", metadata={"tags": [tag]})
             notebook.cells.insert(place, cell)
-        notebook.metadata["course"] = {"title": name[3:8], "summary": "It does.", "needs": "time",
-                                       "goals": ["see", "do", "tell"]}
+        notebook.metadata["course"] = {
+            "title": name[3:8],
+            "summary": "It does.",
+            "needs": "lesson 00 and time",
+            "goals": ["see", "do", "tell"],
+        }
         nbformat.write(notebook, path)
-    monkeypatch.setattr(generate, "ROOT", course.root)
-    monkeypatch.setattr("utils.notebooks.ROOT", course.root)
-    generate.maker_of.__globals__["makers"].cache_clear()
-    yield course
-    generate.maker_of.__globals__["makers"].cache_clear()
+    for module in (generate, results, notebooks):
+        monkeypatch.setattr(module, "ROOT", course.root)
+    return course
 
 
 def header(course, name):
@@ -33,12 +40,45 @@ def header(course, name):
 
 
 def test_sync_once_is_enough_and_stale_is_found(two):
-    assert len(generate.stale()) == 3
+    assert len(generate.sync(write_it=False)) == 3
     assert len(generate.sync()) == 3
-    assert generate.sync() == [] and generate.stale() == []
+    assert generate.sync() == []
     path = two.root / "notebooks/00_first.ipynb"
     path.write_text(path.read_text().replace('"summary": "It does."', '"summary": "It did."'))
-    assert path in generate.stale()
+    assert path in generate.sync(write_it=False)
+    assert generate.sync() != [] and generate.sync() == []
+
+
+def test_a_notebook_saved_by_another_program_is_not_stale(two):
+    generate.sync()
+    path = two.root / "notebooks/00_first.ipynb"
+    path.write_text(json.dumps(json.loads(path.read_text()), sort_keys=True))
+    assert generate.sync(write_it=False) == []
+
+
+def test_a_half_written_notebook_does_not_stop_the_others(two):
+    (two.root / "notebooks/02_half.ipynb").write_text("{")
+    assert len(generate.sync()) == 3
+    assert "after: [01" in header(two, "00_first.ipynb")
+
+
+def test_the_set_up_cell_is_folded_everywhere_and_quiet_on_a_checkout(two, capsys):
+    generate.sync()
+    cell = nbformat.read(two.root / "notebooks/00_first.ipynb", 4).cells[1]
+    assert cell.metadata.jupyter.source_hidden and cell.metadata.cellView == "form"
+    assert cell.source.startswith("# @title Set-up\n")
+    exec(cell.source, {})
+    assert capsys.readouterr() == ("", "")
+
+
+def test_study_time_is_given_or_estimated():
+    words = {"cell_type": "markdown", "metadata": {}, "source": "word " * 3000}
+    code = {"cell_type": "code", "metadata": {}, "source": ["x = 1\n", "\n", "y = 2\n"] * 30}
+    folded = {**code, "metadata": {"tags": ["bootstrap"]}}
+    notebook = {"metadata": {}, "cells": [words, code, folded]}
+    assert generate.study_time(notebook) == "45 minutes"
+    notebook["metadata"]["course"] = {"minutes": 120}
+    assert generate.study_time(notebook) == "2 hours"
 
 
 def test_a_header_says_what_is_taken_made_and_near(two):
@@ -46,8 +86,10 @@ def test_a_header_says_what_is_taken_made_and_near(two):
     first, second = header(two, "00_first.ipynb"), header(two, "01_second.ipynb")
     assert "after: [01 · secon](01_second.ipynb)" in first and "before" not in first
     assert "**It makes** the artifact `thing`" in first
-    assert "the artifact `thing` of lesson 00" in second and "84 MB to fetch" in second
-    assert "unknown" not in second
+    assert "the artifact `thing` of [lesson 00](00_first.ipynb)" in second
+    assert "84 MB to fetch" in second and "unknown" not in second
+    assert "**Study time** about 15 minutes" in first
+    assert "**It needs** [lesson 00](00_first.ipynb) and time" in second
 
 
 def test_tables_and_lists_begin_a_paragraph(two):
@@ -58,15 +100,18 @@ def test_tables_and_lists_begin_a_paragraph(two):
 
 
 def test_recorded_runs_become_the_cost_card(two):
-    from utils import artifacts as folders
-
     (two.root / "results").mkdir()
     cost = {"seconds": 61, "peak_bytes": 1_234_000_000, "disk_bytes": 0, "machine": "2 cores"}
-    folders.write_json(two.root / "results/smoke.json", {"notebooks": {"00": cost}})
+    artifacts.write_json(two.root / "results/smoke.json", {"notebooks": {"00": cost}})
     generate.sync()
     assert "| smoke | 70 s | 1.3 GB | nothing | 2 cores |" in header(two, "00_first.ipynb")
     assert "| 00 · first" not in header(two, "00_first.ipynb")
     assert "70 s" in (two.root / "README.md").read_text()
+
+
+@pytest.mark.parametrize("seconds, text", [(0.4, "10 s"), (90, "90 s"), (91, "2 min")])
+def test_costs_are_rounded_up(seconds, text):
+    assert generate.round_seconds(seconds) == text
 
 
 def test_outputs_survive_sync(two):

@@ -1,60 +1,202 @@
 """The runner, through its command line, on small courses: what it refuses, resumes and ends."""
+
 import json
 import os
 import shutil
 import signal
 import subprocess
 import sys
-import time
 
 import nbformat
 import psutil
 import pytest
-from conftest import PARAMETERS, Course, lesson_cell
+from conftest import PARAMETERS, PATIENCE, Course, lesson_cell, publish_cell, wait_until
 
-from course.guard import TOKEN
-
-PUBLISH = 'with lesson.publish("thing", size=3) as folder:\n    (folder / "a.txt").write_text("a")'
+from course import __main__ as command
+from course import execute, results, runner
+from utils.profiles import SMOKE, Profile
 
 pytestmark = pytest.mark.slow
 
-
-def kernels(course: Course) -> list[psutil.Process]:
-    """Live processes that a run of this course started with its token."""
-    found = []
-    for process in psutil.process_iter():
-        try:
-            env = process.environ()
-        except psutil.Error:
-            continue
-        if TOKEN in env and env.get("COURSE_ROOT") == str(course.root):
-            found.append(process)
-    return found
-
-
-def test_an_empty_notebook_runs_and_leaves_its_copy(course):
-    course.add("00_a.ipynb", PARAMETERS, "1 + 1")
-    done = course.run("run")
-    assert done.returncode == 0, done.all
-    executed = nbformat.read(course.build / "run/smoke/00_a.ipynb", 4)
-    assert any(o.get("data", {}).get("text/plain") == "2" for c in executed.cells for o in c.outputs)
-    assert 'PROFILE = "smoke"' in "".join(c.source for c in executed.cells)
+LEAVE = """import subprocess
+subprocess.Popen(["sleep", "77.25"], env={}, start_new_session=True)"""
+# A lesson that starts a process of its own, tells of both, and goes on for ever.
+HANG = """import os, subprocess, time
+other = subprocess.Popen(["sleep", "1000"], env={}, start_new_session=True)
+place = os.environ["MARK"]
+with open(place + ".part", "w") as file:
+    file.write(f"{os.getpid()} {other.pid} {os.getppid()}")
+os.replace(place + ".part", place)
+while True:
+    time.sleep(1)"""
+EXERCISE = """@lesson.exercise("08.1")
+def check():
+    assert answer == 2, "it is two\""""
+POSIX = pytest.mark.skipif(os.name != "posix", reason="signals and sessions are POSIX")
+LINUX = pytest.mark.skipif(sys.platform != "linux", reason="only Linux lets us adopt orphans")
 
 
-@pytest.mark.parametrize("arguments, said", [
-    (["run", "-p", "SEEED=1"], "unknown parameter SEEED"),
-    (["run", "-p", "SEED"], "-p SEED is not understood"),
-    (["run", "--only", "7"], "there is no notebook 7"),
-    (["run", "--only", "x"], "ONLY=x is not understood"),
-    (["run", "--profile", "smok"], "unknown profile 'smok'"),
-])
-def test_bad_arguments_get_one_message(course, arguments, said):
-    course.add("00_a.ipynb", PARAMETERS)
-    command = course.command(*arguments)
-    if "--profile" in arguments:
-        command = command[:-2]
-    done = subprocess.run(command, env=course.env, text=True, capture_output=True)
-    assert done.returncode == 2 and said in done.stderr and "Traceback" not in done.stderr
+def gone(pid: int) -> bool:
+    try:
+        return psutil.Process(pid).status() == psutil.STATUS_ZOMBIE
+    except psutil.NoSuchProcess:
+        return True
+
+
+# one run of a course in which nearly everything is wrong ----------------------------------------------
+
+
+@pytest.fixture(scope="module")
+def mixed(tmp_path_factory):
+    """The course, and what its only run said."""
+    root = tmp_path_factory.mktemp("mixed")
+    course = Course(root / "course")
+    failing = 'with lesson.publish("thing") as folder:\n    raise ValueError("nope")'
+    course.add("00_fails.ipynb", PARAMETERS, lesson_cell("00"), failing)
+    course.add("01_needs.ipynb", PARAMETERS, lesson_cell("01"), 'lesson.need("thing")')
+    facts = (
+        'import os, sys\n[sys.executable, os.environ["OMP_NUM_THREADS"], os.environ["COURSE_RUN"]]'
+    )
+    course.add("02_free.ipynb", PARAMETERS, facts, "PROFILE")
+    course.add("02_free-Copy1.ipynb", PARAMETERS, "1 / 0")
+    course.add("03_syntax.ipynb", PARAMETERS, "x = (")
+    course.add("04_dead.ipynb", PARAMETERS, "import os; os._exit(3)")
+    course.add("05_leaves.ipynb", PARAMETERS, LEAVE)
+    (course.root / "notebooks/07_half.ipynb").write_text('{"cells": [')
+    solution = ('answer = 2\nlesson.solution("08.1")', "solution")
+    course.add(
+        "08_refused.ipynb", PARAMETERS, lesson_cell("08"), "answer = ...", EXERCISE, solution
+    )
+    refusals = '# %% 08.1\nlesson.refuse("08.1", answer=[3, 4])\n'
+    (course.root / "expected/refused/08.py").write_text(refusals)
+    course.add("09_no_solution.ipynb", PARAMETERS, lesson_cell("09"))
+    (course.root / "expected/refused/09.py").write_text(refusals.replace("08", "09"))
+    figures = "\n".join(f'lesson.record("{name}", 7)' for name in ("good", "bad", "slow", "new"))
+    course.add("10_figures.ipynb", PARAMETERS, lesson_cell("10"), figures)
+    course.expect("""[10.check]
+good = { value = 7 }
+bad = { value = 8, tolerance = 0.5 }
+[10.typical]
+slow = { max = 1 }
+""")
+    path = course.add(
+        "11_marked.ipynb", PARAMETERS, ("print('a  ')\nprint('b')", "nbval-check-output")
+    )
+    notebook = nbformat.read(path, 4)
+    notebook.cells[1].outputs = [nbformat.v4.new_output("stream", text="a\nc\n")]
+    nbformat.write(notebook, path)
+    rogue = root / "jupyter/kernels/python3"
+    rogue.mkdir(parents=True)
+    kernel = {"argv": ["false", "{connection_file}"], "display_name": "rogue", "language": "python"}
+    (rogue / "kernel.json").write_text(json.dumps(kernel))
+    return course, course.run("run", JUPYTER_PATH=str(root / "jupyter"))
+
+
+def test_each_lesson_is_told_by_one_line_and_the_whole_by_its_status(mixed):
+    _, done = mixed
+    assert done.returncode == 1 and "Traceback" not in done.all
+    marks = {line[2:4]: line[0] for line in done.stdout.splitlines() if line[0] in "✔✘–"}
+    expected = {"00": "✘", "01": "–", "02": "✔", "03": "✘", "04": "✘", "05": "✘", "07": "✘"}
+    assert marks == expected | {"08": "✔", "09": "✘", "10": "✔", "11": "✔"}
+
+
+def test_a_failure_names_cell_and_file_and_blocks_only_what_needs_it(mixed):
+    course, done = mixed
+    assert "cell [4]: ValueError: nope" in done.stdout and "00_fails.ipynb" in done.stdout
+    assert "01_needs: blocked" in done.stderr and "it needs what 00_fails makes" in done.stdout
+    assert not (course.build / "artifacts/smoke/thing").exists()
+
+
+def test_a_kernel_is_this_interpreter_at_the_profile_whatever_is_registered(mixed):
+    course, _ = mixed
+    executed = nbformat.read(course.build / "run/smoke/02_free.ipynb", 4)
+    texts = [output.data["text/plain"] for cell in executed.cells for output in cell.outputs]
+    assert texts == [repr([sys.executable, "1", "1"]), "'smoke'"]
+
+
+def test_faults_are_told_in_words(mixed):
+    _, done = mixed
+    assert "SyntaxError" in done.stdout
+    assert "the kernel died" in done.stdout
+    assert "this notebook is not whole" in done.stdout and "07_half.ipynb" in done.stdout
+
+
+@LINUX
+def test_a_process_that_outlives_its_kernel_is_ended_and_told(mixed):
+    _, done = mixed
+    assert "1 processes outlived the kernel" in done.stdout
+    left = [p for p in psutil.process_iter(["cmdline"]) if p.info["cmdline"] == ["sleep", "77.25"]]
+    assert not left
+
+
+def test_wrong_answers_are_tried_behind_their_solution(mixed):
+    course, done = mixed
+    executed = nbformat.read(course.build / "run/smoke/08_refused.ipynb", 4)
+    tried = [cell for cell in executed.cells if "refused" in cell.metadata.tags]
+    assert len(tried) == 1 and len(tried[0].outputs) == 2
+    assert executed.cells.index(tried[0]) == len(executed.cells) - 1
+    assert "08_refused:" not in done.stderr
+    assert "09.py has wrong answers for 09.1, which has no solution cell" in done.stdout
+
+
+def test_figures_are_judged_and_typical_ones_fail_nothing(mixed):
+    course, done = mixed
+    assert "10_figures: figure bad: 7 is outside 8 ± 0.5" in done.stderr
+    assert "figure new: recorded, not expected" in done.stderr
+    assert "good" not in done.stderr and "slow" not in done.stderr
+    index = (course.build / "report/index.html").read_text()
+    assert '○ slow <span class="soft">unusual</span>' in index
+
+
+def test_a_marked_output_that_differs_is_named(mixed):
+    _, done = mixed
+    assert "11_marked: cell [3] shows 'b', not 'c'" in done.stderr
+
+
+def test_the_report_is_there_with_every_lesson_when_the_run_ends(mixed):
+    course, done = mixed
+    index = (course.build / "report/index.html").read_text()
+    for name in ("00_fails", "02_free", "11_marked"):
+        assert (
+            f"smoke/{name}.html" in index and (course.build / f"report/smoke/{name}.html").exists()
+        )
+    assert "it needs what 00_fails makes" in index and "report/index.html" in done.stdout
+    assert "http://" not in index and "https://" not in index
+
+
+def test_nothing_is_left_beside_the_notebooks(mixed):
+    course, _ = mixed
+    assert {path.suffix for path in (course.root / "notebooks").iterdir()} == {".ipynb"}
+
+
+# what is refused before anything runs -----------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    "arguments, message",
+    [
+        (["-p", "SEEED=1", "--only", "00"], "unknown parameter SEEED"),
+        (["-p", "SEED"], "-p SEED is not understood"),
+        (["--only", "99"], "there is no notebook 99"),
+        (["--only", "x"], "ONLY=x is not understood"),
+        (["--profile", "smok"], "unknown profile 'smok'"),
+    ],
+)
+def test_bad_arguments_get_one_message(arguments, message, capsys):
+    assert command.main(["run", "--profile", "smoke", *arguments]) == 2
+    assert message in capsys.readouterr().err
+
+
+def test_jobs_is_a_number(monkeypatch, capsys):
+    monkeypatch.setenv("JOBS", "many")
+    assert command.main(["run", "--profile", "smoke", "--only", "00", "--fresh"]) == 2
+    assert "JOBS=many is not a number" in capsys.readouterr().err
+
+
+def test_without_a_kernel_the_message_says_what_to_install(monkeypatch, capsys):
+    monkeypatch.setattr(command.importlib.util, "find_spec", lambda name: None)
+    assert command.main(["run", "--profile", "smoke"]) == 2
+    assert "ipykernel is missing" in capsys.readouterr().err
 
 
 def test_a_notebook_without_parameters_is_refused(course):
@@ -63,218 +205,261 @@ def test_a_notebook_without_parameters_is_refused(course):
     assert done.returncode == 2 and "no cell is tagged `parameters`" in done.stderr
 
 
-def test_a_failure_names_cell_and_file_and_blocks_only_what_needs_it(course):
-    course.add("00_fails.ipynb", PARAMETERS, lesson_cell("00"),
-               'with lesson.publish("thing") as folder:\n    raise ValueError("nope")')
-    course.add("01_needs.ipynb", PARAMETERS, lesson_cell("01"), 'lesson.need("thing")')
-    course.add("02_free.ipynb", PARAMETERS, "1")
+def test_two_lessons_of_one_number_are_refused(course):
+    course.add("00_a.ipynb", PARAMETERS)
+    course.add("00_b.ipynb", PARAMETERS)
     done = course.run("run")
-    assert done.returncode == 1
-    assert "cell [4]: ValueError: nope" in done.stdout and "00_fails.ipynb" in done.stdout
-    assert "– 01_needs" in done.stdout and "✔ 02_free" in done.stdout
-    assert not (course.build / "artifacts/smoke/thing").exists()
+    assert done.returncode == 2 and "00_a.ipynb and 00_b.ipynb" in done.stderr
 
 
-def test_done_notebooks_are_not_run_again_until_something_changes(course):
-    course.add("00_a.ipynb", PARAMETERS, lesson_cell("00"), PUBLISH)
-    course.add("01_b.ipynb", PARAMETERS, lesson_cell("01"), 'lesson.need("thing", size=3)')
-    assert course.run("run").returncode == 0
-    assert course.run("run").stdout.count("done before") == 3  # two lines and the sum
-    course.add("00_a.ipynb", PARAMETERS, lesson_cell("00"), PUBLISH, "2")
-    done = course.run("run").stdout  # the same artifact is made again: what takes it still holds
-    assert done.count("done before") == 2 and "done before" not in done.splitlines()[1]
-    shutil.rmtree(course.build / "artifacts/smoke/thing")
-    assert "done before" not in course.run("run").stdout.splitlines()[1]
+def test_a_folder_that_cannot_be_is_one_message(course):
+    course.add("00_a.ipynb", PARAMETERS)
+    done = course.run("run", COURSE_BUILD="/dev/null/build")
+    assert done.returncode == 2 and "Traceback" not in done.stderr
+    assert "cannot write here" in done.stderr
 
 
-def test_the_kernel_is_this_interpreter_whatever_is_registered(course, tmp_path):
-    rogue = tmp_path / "jupyter/kernels/python3"
-    rogue.mkdir(parents=True)
-    (rogue / "kernel.json").write_text(json.dumps(
-        {"argv": ["false", "{connection_file}"], "display_name": "rogue", "language": "python"}))
-    course.add("00_a.ipynb", PARAMETERS, "import sys\nassert sys.executable == %r" % sys.executable)
-    done = course.run("run", JUPYTER_PATH=str(tmp_path / "jupyter"))
+# in what order, and how many at once ------------------------------------------------------------------
+
+
+def test_two_lessons_run_at_once_and_with_jobs_1_one(course):
+    meet = """import os, pathlib, time
+place = pathlib.Path(os.environ["MARK"])
+(place / "{0}").touch()
+while not (place / "{1}").exists():
+    time.sleep(0.02)"""
+    course.add("00_a.ipynb", PARAMETERS, meet.format("a", "b"))
+    course.add("01_b.ipynb", PARAMETERS, meet.format("b", "a"))
+    assert course.run("run", MARK=str(course.root), JOBS="2").returncode == 0
+    alone = 'import os\nos.close(os.open(os.environ["MARK"], os.O_CREAT | os.O_EXCL))\n'
+    course.add("00_a.ipynb", PARAMETERS, alone, 'os.remove(os.environ["MARK"])')
+    course.add("01_b.ipynb", PARAMETERS, alone, 'os.remove(os.environ["MARK"])')
+    done = course.run("run", MARK=str(course.root / "alone"), JOBS="1")
     assert done.returncode == 0, done.all
 
 
-def test_nothing_is_left_beside_the_notebooks(course):
-    course.add("00_a.ipynb", PARAMETERS, "1")
-    course.run("run")
-    assert [p.name for p in (course.root / "notebooks").iterdir()] == ["00_a.ipynb"]
+def plan_of(course, monkeypatch, **seconds):
+    monkeypatch.setattr("course.notebooks.ROOT", course.root)
+    costs = {
+        name[1:]: {"seconds": value, "peak_bytes": 2_000_000_000} for name, value in seconds.items()
+    }
+    monkeypatch.setattr(results, "recorded", lambda profile: costs)
+    return runner.make_plan(sorted((course.root / "notebooks").iterdir()), SMOKE)
 
 
-def test_a_run_cut_off_after_fresh_does_not_trust_what_it_overwrote(course):
-    course.add("00_a.ipynb", PARAMETERS, lesson_cell("00"), "import os, time\n"
-               "time.sleep(60 if 'HANG' in os.environ else 0)", 'lesson.record("a", 7)')
-    (course.root / "expected/smoke.toml").write_text('["00"]\na = { value = 7 }\n')
-    assert course.run("run").returncode == 0
-    cut = subprocess.Popen(course.command("run", "--fresh"), env={**course.env, "HANG": "1"},
-                           stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
-    time.sleep(9)
-    cut.kill()
-    cut.wait()
-    done = course.run("run")
-    assert done.returncode == 0 and "done before" not in done.stdout, done.all
+def test_the_longest_work_comes_first_with_all_that_waits_for_it(course, monkeypatch):
+    course.add("00_alone.ipynb", PARAMETERS)
+    course.add("01_first.ipynb", PARAMETERS, 'lesson.publish("one")')
+    course.add("02_second.ipynb", PARAMETERS, 'lesson.need("one"); lesson.publish("two")')
+    course.add("03_third.ipynb", PARAMETERS, 'lesson.need("two"); lesson.need("one")')
+    plan = plan_of(course, monkeypatch, n00=45, n01=10, n02=20, n03=30)
+    urgency = {name: lesson.urgency for name, lesson in plan.items()}
+    expected = {"01_first": 60, "02_second": 50, "00_alone": 45, "03_third": 30}
+    assert list(urgency.items()) == list(expected.items())
+    assert plan["03_third"].makers == {"01_first", "02_second"}
 
 
-def test_a_changed_input_is_not_reused_even_from_another_run(course):
-    publish = 'with lesson.publish("thing") as folder:\n    (folder / "a").write_text("{0}")'
-    course.add("00_a.ipynb", PARAMETERS, lesson_cell("00"), publish.format(1))
+def test_a_lesson_starts_only_where_core_and_memory_are_free(course, monkeypatch):
+    course.add("00_a.ipynb", PARAMETERS)
+    plan = plan_of(course, monkeypatch)
+    lesson = plan["00_a"]
+    run = runner.Run(plan, SMOKE, {}, fresh=False)
+    run.jobs = 2
+    memory = psutil.virtual_memory()._replace(available=3_000_000_000)
+    monkeypatch.setattr(psutil, "virtual_memory", lambda: memory)
+    assert run.has_room(lesson)
+    running = runner.Running(results.Result("x"), None, None, None, peak=2_000_000_000)
+    run.running["x"] = running
+    # A gigabyte is left beside what the other will still take, and this one may take two.
+    assert not run.has_room(lesson)
+    running.memory = 2_000_000_000
+    assert run.has_room(lesson)
+    run.jobs = 1
+    assert not run.has_room(lesson)
+
+
+def test_a_missing_input_is_made_first_and_the_reader_is_told(course):
+    course.add("00_a.ipynb", PARAMETERS, lesson_cell("00"), publish_cell("one"))
+    course.add(
+        "01_b.ipynb", PARAMETERS, lesson_cell("01"), 'lesson.need("one")', publish_cell("two")
+    )
+    course.add("02_c.ipynb", PARAMETERS, lesson_cell("02"), 'lesson.need("two")')
+    course.add("03_d.ipynb", PARAMETERS)
+    done = course.run("run", "--only", "02")
+    assert done.returncode == 0, done.all
+    assert "02_c needs 'two', which is missing: 01_b runs first" in done.stdout
+    assert "01_b needs 'one', which is missing: 00_a runs first" in done.stdout
+    assert "03_d" not in done.stdout
+
+
+# what is done before ----------------------------------------------------------------------------------
+
+
+def reused(done) -> list[str]:
+    lines = [line for line in done.stdout.splitlines() if line.endswith("done before")]
+    return sorted(line[2:6] for line in lines)
+
+
+def test_done_lessons_are_not_run_again_until_something_changes(course):
+    course.add("00_a.ipynb", PARAMETERS, lesson_cell("00"), publish_cell("thing"))
     course.add("01_b.ipynb", PARAMETERS, lesson_cell("01"), 'lesson.need("thing")')
-    course.run("run")
-    course.add("00_a.ipynb", PARAMETERS, lesson_cell("00"), publish.format(2))
-    course.run("run", "--only", "00")
+    assert course.run("run").returncode == 0
+    # The same artifact is made again: what takes it still holds.
+    course.add("00_a.ipynb", PARAMETERS, lesson_cell("00"), publish_cell("thing"), "2")
+    assert reused(course.run("run")) == ["01_b"]
+    # Another artifact, even from another run.
+    course.add("00_a.ipynb", PARAMETERS, lesson_cell("00"), publish_cell("thing", "b"))
+    assert reused(course.run("run", "--only", "00")) == []
+    assert reused(course.run("run")) == ["00_a"]
+    (course.build / "artifacts/smoke/thing/a.txt").write_text("damaged")
+    torn = course.build / "run/smoke/01_b.json"
+    torn.write_text(torn.read_text()[:30])
     done = course.run("run")
-    assert done.stdout.count("done before") == 2, done.all  # 00 and the sum, not 01
+    assert done.returncode == 0 and reused(done) == []
+    assert (course.build / "artifacts/smoke/thing/a.txt").read_text() == "b"
+    assert reused(course.run("run", "--only", "00", "--fresh")) == []
+    assert reused(course.run("run")) == ["00_a", "01_b"]
 
 
-def test_a_damaged_artifact_is_made_again(course):
-    course.add("00_a.ipynb", PARAMETERS, lesson_cell("00"), PUBLISH)
-    course.run("run")
-    (course.build / "artifacts/smoke/thing/a.txt").write_text("b")
+@pytest.fixture
+def lesson(course, monkeypatch):
+    """A lesson whose fingerprint can be taken here, with the code that it may use in the same folder."""
+    for module in (results, sys.modules["course.verdicts"]):
+        monkeypatch.setattr(module, "ROOT", course.root)
+    monkeypatch.setattr(results, "CHECKOUT", course.root)
+    return course.add("00_a.ipynb", PARAMETERS)
+
+
+@pytest.mark.parametrize(
+    "file",
+    [
+        "utils/lesson.py",
+        "utils/assets.toml",
+        "stages/opt_out.txt",
+        "launch/recipes/modern.toml",
+        "launch/ddp.yaml",
+        "results/leaderboard.json",
+        "expected/refused/00.py",
+        "assets.txt",
+    ],
+)
+def test_the_fingerprint_changes_with_all_that_a_lesson_runs(lesson, course, file):
+    place = course.root / file
+    place.parent.mkdir(parents=True, exist_ok=True)
+    place.write_text("# %% 00.1\n1")
+    marks = []
+    for text in ("# %% 00.1\n1", "# %% 00.1\n1", "# %% 00.1\n2"):
+        place.write_text(text)
+        results.shared_fingerprint.cache_clear()
+        marks.append(results.fingerprint(lesson, {}))
+    results.shared_fingerprint.cache_clear()
+    assert marks[0] == marks[1] != marks[2]
+
+
+@POSIX
+def test_two_runs_of_one_lesson_share_its_result(course):
+    mark, go_on = course.root / "mark", course.root / "go"
+    wait = "import os, pathlib, time\npathlib.Path(os.environ['MARK']).touch()\n"
+    wait += "while not pathlib.Path(os.environ['GO']).exists():\n    time.sleep(0.02)"
+    course.add("00_a.ipynb", PARAMETERS, wait)
+    course.add("01_b.ipynb", PARAMETERS)
+    first = course.start("run", "--only", "00", MARK=str(mark), GO=str(go_on))
+    wait_until(mark.exists, "the first run has not begun")
+    second = course.start("run", MARK=str(mark), GO=str(go_on))
+    lines = []
+    for line in second.stdout:
+        lines.append(line)
+        if "01_b" in line:
+            go_on.touch()
+    assert second.wait() == 0 and first.wait() == 0
+    text = "".join(lines)
+    assert "00_a is being run elsewhere" in text and "done before" in text
+    first.stdout.close()
+
+
+# however it ends --------------------------------------------------------------------------------------
+
+
+@POSIX
+@pytest.mark.parametrize("number, status", [("SIGKILL", -9), ("SIGINT", 130), ("SIGTERM", 143)])
+def test_a_run_that_is_ended_leaves_no_process_and_no_half_artifact(course, number, status):
+    mark = course.root / "mark"
+    inside = HANG.replace("\n", "\n        ")
+    slow = f"{publish_cell('thing')}\n    import os\n    if 'MARK' in os.environ:\n        {inside}"
+    course.add("00_a.ipynb", PARAMETERS, lesson_cell("00"), slow)
+    if number == "SIGKILL":  # what an earlier run has left must not be taken for this one's
+        assert course.run("run").returncode == 0
+        shutil.rmtree(course.build / "artifacts")
+    started = course.start("run", "--fresh", MARK=str(mark))
+    wait_until(mark.exists, "the lesson has not begun")
+    pids = [int(word) for word in mark.read_text().split()]
+    started.send_signal(getattr(signal, number))
+    text, _ = started.communicate(timeout=PATIENCE)
+    assert started.returncode == status, text
+    for pid in pids:
+        wait_until(lambda pid=pid: gone(pid), "a process outlived the run")
+    assert ("interrupted" in text) == (number == "SIGINT") and "Traceback" not in text
+    assert not (course.build / "artifacts/smoke/thing").exists()
     done = course.run("run")
-    assert done.returncode == 0 and "done before" not in done.stdout
-    assert (course.build / "artifacts/smoke/thing/a.txt").read_text() == "a"
+    assert done.returncode == 0 and reused(done) == []
+    assert (course.build / "artifacts/smoke/thing/a.txt").exists()
 
 
-def test_a_cell_that_does_not_parse_fails_its_notebook_only(course):
-    course.add("00_a.ipynb", PARAMETERS, "x = (")
-    course.add("01_b.ipynb", PARAMETERS, "1")
-    done = course.run("run")
-    assert done.returncode == 1 and "SyntaxError" in done.stdout and "✔ 01_b" in done.stdout
+@LINUX
+def test_a_lesson_whose_process_is_killed_fails_and_leaves_nothing(course):
+    mark = course.root / "mark"
+    course.add("00_a.ipynb", PARAMETERS, HANG)
+    started = course.start("run", MARK=str(mark))
+    wait_until(mark.exists, "the lesson has not begun")
+    kernel, other, child = (int(word) for word in mark.read_text().split())
+    os.kill(child, signal.SIGKILL)
+    text, _ = started.communicate(timeout=PATIENCE)
+    assert started.returncode == 1 and "the lesson's process ended with status -9" in text
+    assert gone(kernel) and gone(other)
+
+
+@pytest.mark.parametrize(
+    "limits, message",
+    [
+        ((1, 900), "the cell ran past its 1 s"),
+        ((900, 4), "the notebook ran past the 4 s of profile smoke"),
+    ],
+)
+def test_what_hangs_is_ended(course, monkeypatch, limits, message):
+    monkeypatch.setenv("COURSE_BUILD", str(course.build))
+    path = course.add("20_a.ipynb", PARAMETERS, "import time\nwhile True: time.sleep(1)")
+    hurried = Profile("smoke", "", *limits, threads=1)
+    (result,) = runner.run_course([path], hurried, 42, {})
+    assert result.status == "failed" and message in result.error
+
+
+def test_memory_is_measured_where_the_system_hides_the_rest():
+    class Hidden:
+        def memory_full_info(self):
+            raise psutil.AccessDenied
+
+        def memory_info(self):
+            return psutil.Process().memory_info()
+
+    assert execute.memory_of([Hidden()]) > 1e6
+
+
+def test_a_system_that_refuses_to_list_processes_ends_no_run(monkeypatch):
+    def refuse(*_, **__):
+        raise psutil.AccessDenied
+
+    monkeypatch.setattr(psutil.Process, "children", refuse)
+    assert execute.below(os.getpid()) == []
 
 
 def test_a_kernel_that_cannot_start_is_a_failure_with_a_reason(course, tmp_path):
     (tmp_path / "ipykernel_launcher.py").write_text("raise SystemExit('broken install')")
-    course.add("00_a.ipynb", PARAMETERS, "1")
-    done = course.run("run", PYTHONPATH=str(tmp_path))
+    course.add("00_a.ipynb", PARAMETERS)
+    done = course.run("run", PYTHONPATH=os.pathsep.join([course.env["PYTHONPATH"], str(tmp_path)]))
     assert done.returncode == 1 and "broken install" in done.stdout and "Traceback" not in done.all
 
 
-@pytest.mark.skipif(sys.platform != "linux", reason="Linux lets us adopt orphans")
-def test_a_process_that_sheds_its_environment_is_ended_too(course):
-    course.add("00_a.ipynb", PARAMETERS, "import subprocess\n"
-               "subprocess.Popen(['sleep', '77.25'], env={}, start_new_session=True)")
-    done = course.run("run")
-    assert done.returncode == 1 and "outlived the kernel" in done.stdout
-    assert not [p for p in psutil.process_iter(["cmdline"]) if p.info["cmdline"] == ["sleep", "77.25"]]
-
-
-def test_fresh_for_one_keeps_the_results_of_the_others(course):
-    for name in ("00_a.ipynb", "01_b.ipynb"):
-        course.add(name, PARAMETERS, "1")
-    course.run("run")
-    course.run("run", "--only", "00", "--fresh")
-    assert course.run("run").stdout.count("done before") == 3
-
-
-def test_check_refuses_the_run_of_an_older_notebook(course):
-    course.add("00_a.ipynb", PARAMETERS, "1")
-    course.run("run")
-    assert "no finished run" not in course.run("check").all
-    course.add("00_a.ipynb", PARAMETERS, "2")
-    assert "no finished run of this notebook" in course.run("check").all
-
-
-def test_two_runs_at_once_are_refused(course):
-    course.add("00_a.ipynb", PARAMETERS, "import time; time.sleep(8)")
-    first = subprocess.Popen(course.command("run"), env=course.env, stdout=subprocess.DEVNULL)
-    time.sleep(5)
-    second = course.run("run")
-    assert second.returncode == 2 and "another run of this profile is going on" in second.stderr
-    assert first.wait() == 0
-
-
-def test_a_cell_has_a_time_limit(course, monkeypatch):
-    from utils import profiles
-    from course import runner
-
-    path = course.add("00_a.ipynb", PARAMETERS, "import time; time.sleep(60)")
-    hurried = profiles.Profile("smoke", "", cell_seconds=2, notebook_seconds=90)
-    with runner.guarded() as token:
-        result = runner.execute(path, course.root / "out.ipynb", {}, hurried, token)
-    assert result.status == "failed" and "ran past the 2 s" in result.error
-
-
-def test_a_notebook_has_a_time_limit(course):
-    from utils import profiles
-    from course import runner
-
-    path = course.add("00_a.ipynb", PARAMETERS, *["import time; time.sleep(1.5)"] * 9)
-    hurried = profiles.Profile("smoke", "", cell_seconds=60, notebook_seconds=3)
-    with runner.guarded() as token:
-        result = runner.execute(path, course.root / "out.ipynb", {}, hurried, token)
-    assert result.status == "failed" and "the notebook ran past the 3 s" in result.error
-
-
-def test_a_process_that_outlives_its_kernel_is_ended_and_told(course):
-    course.add("00_a.ipynb", PARAMETERS, "import subprocess, sys\nsubprocess.Popen([sys.executable, "
-               "'-c', 'import time; time.sleep(300)'], start_new_session=True)")
-    done = course.run("run")
-    assert done.returncode == 1 and "1 processes outlived the kernel" in done.stdout
-    assert not kernels(course)
-
-
-def test_a_dead_kernel_is_a_failure_with_a_reason(course):
-    course.add("00_a.ipynb", PARAMETERS, "import os; os._exit(3)")
-    done = course.run("run")
-    assert done.returncode == 1 and "the kernel died" in done.stdout
-
-
-@pytest.mark.skipif(os.name != "posix", reason="SIGKILL")
-def test_killing_the_runner_leaves_no_kernel_no_half_artifact_and_resumes(course):
-    course.add("00_first.ipynb", PARAMETERS, "1")
-    slow = PUBLISH + "\n    import time, os\n    open(os.environ['MARK'], 'w').close()\n    time.sleep(4)"
-    course.add("01_slow.ipynb", PARAMETERS, lesson_cell("01"), slow, 'lesson.record("a", 7)')
-    (course.root / "expected/smoke.toml").write_text('["01"]\na = { value = 7 }\n')
-    mark = course.root / "mark"
-    for _ in range(2):
-        mark.unlink(missing_ok=True)
-        runner = subprocess.Popen(course.command("run"), env={**course.env, "MARK": str(mark)},
-                                  stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
-        deadline = time.monotonic() + 60
-        while not mark.exists() and time.monotonic() < deadline:
-            time.sleep(0.05)
-        assert mark.exists() and kernels(course)
-        runner.send_signal(signal.SIGKILL)
-        runner.wait()
-        deadline = time.monotonic() + 5
-        while kernels(course) and time.monotonic() < deadline:
-            time.sleep(0.1)
-        assert not kernels(course), "a kernel outlived the runner by five seconds"
-        assert not (course.build / "artifacts/smoke/thing").exists()
-    done = course.run("run", MARK=str(mark))
-    assert done.returncode == 0, done.all
-    assert "done before" in done.stdout and (course.build / "artifacts/smoke/thing/a.txt").exists()
-    leftovers = [p.name for p in (course.build / "artifacts/smoke").iterdir() if p.name != "thing"]
-    assert leftovers == []
-
-
-def test_an_interrupt_stops_at_once_with_status_130(course):
-    course.add("00_a.ipynb", PARAMETERS, "import time; time.sleep(60)")
-    runner = subprocess.Popen(course.command("run"), env=course.env, text=True,
-                              stdout=subprocess.PIPE, stderr=subprocess.PIPE)
-    deadline = time.monotonic() + 30
-    while not kernels(course) and time.monotonic() < deadline:
-        time.sleep(0.1)
-    time.sleep(1)
-    runner.send_signal(signal.SIGINT)
-    _, said = runner.communicate(timeout=20)
-    assert runner.returncode == 130 and "interrupted" in said and not kernels(course)
-
-
-def test_a_figure_outside_expected_fails_the_run(course):
-    course.add("00_a.ipynb", PARAMETERS, lesson_cell("00"), 'lesson.record("a", 7)')
-    (course.root / "expected/smoke.toml").write_text('["00"]\na = { value = 8, tolerance = 0.5 }\n')
-    done = course.run("run")
-    assert done.returncode == 1 and "figure a: 7 is outside 8 ± 0.5" in done.stderr
-
-
-def test_a_folder_that_cannot_be_is_one_message(course):
-    course.add("00_a.ipynb", PARAMETERS, "1")
-    done = course.run("run", COURSE_BUILD="/dev/null/build")
-    assert done.returncode == 2 and "Traceback" not in done.stderr
-    assert "cannot write here" in done.stderr
+# disks ------------------------------------------------------------------------------------------------
 
 
 @pytest.fixture
@@ -282,74 +467,27 @@ def small_disk(tmp_path):
     """A disk of one megabyte, where we may mount one."""
     place = tmp_path / "small"
     place.mkdir()
-    if subprocess.run(["mount", "-t", "tmpfs", "-o", "size=1m", "tmpfs", str(place)],
-                      capture_output=True).returncode:
+    mount = ["mount", "-t", "tmpfs", "-o", "size=1m", "tmpfs", str(place)]
+    if not shutil.which("mount") or subprocess.run(mount, capture_output=True).returncode:
         pytest.skip("no right to mount a small disk")
     yield place
     subprocess.run(["umount", "-l", str(place)], check=True)
 
 
-@pytest.mark.skipif(not shutil.which("mount"), reason="Linux")
 def test_a_full_disk_is_one_message_and_leaves_no_half_artifact(course, small_disk):
-    course.add("00_a.ipynb", PARAMETERS, lesson_cell("00"),
-               'with lesson.publish("thing") as folder:\n    (folder / "a").write_bytes(bytes(3 << 20))')
+    full = 'with lesson.publish("thing") as folder:\n    (folder / "a").write_bytes(bytes(3 << 20))'
+    course.add("00_a.ipynb", PARAMETERS, lesson_cell("00"), full)
     done = course.run("run", COURSE_BUILD=str(small_disk / "build"))
     assert done.returncode == 1 and "CourseError: the disk is full" in done.stdout
     assert "Traceback" not in done.all
-    assert list((small_disk / "build/artifacts/smoke").iterdir()) == []
+    assert not [path for path in (small_disk / "build/artifacts/smoke").iterdir() if path.is_dir()]
 
 
-@pytest.mark.skipif(not shutil.which("mount"), reason="Linux")
 def test_a_read_only_disk_is_one_message(course, small_disk):
-    course.add("00_a.ipynb", PARAMETERS, "1")
-    if subprocess.run(["mount", "-o", "remount,ro", str(small_disk)], capture_output=True).returncode:
+    course.add("00_a.ipynb", PARAMETERS)
+    remount = ["mount", "-o", "remount,ro", str(small_disk)]
+    if subprocess.run(remount, capture_output=True).returncode:
         pytest.skip("no right to mount it read-only")
     done = course.run("run", COURSE_BUILD=str(small_disk / "build"))
     assert done.returncode == 2 and "cannot write here: Read-only file system" in done.stderr
     assert "Traceback" not in done.stderr
-
-
-def test_without_a_kernel_the_message_says_what_to_install(monkeypatch, capsys):
-    import importlib.util
-
-    from course import __main__ as command
-
-    monkeypatch.setattr(importlib.util, "find_spec", lambda name: None)
-    assert command.main(["run", "--profile", "smoke"]) == 2
-    assert "ipykernel is missing" in capsys.readouterr().err
-
-
-def test_the_report_is_one_file_with_every_notebook(course):
-    course.add("00_a.ipynb", PARAMETERS, lesson_cell("00"), 'lesson.record("pieces & <b>words", 7)')
-    course.run("run")
-    assert course.run("report").returncode == 0
-    page = (course.build / "report/index.html").read_text()
-    assert "pieces &amp; &lt;b&gt;words" in page and "smoke/00_a.html" in page
-    assert "http://" not in page and "https://" not in page  # self-contained
-    assert (course.build / "report/smoke/00_a.html").exists()
-
-
-def test_state_survives_being_cut_off_while_written(course):
-    course.add("00_a.ipynb", PARAMETERS, "1")
-    course.run("run")
-    state = course.build / "run/smoke/state.json"
-    (state.parent / ".state.json.1.part").write_text('{"half')
-    assert json.loads(state.read_text())["00_a"]["status"] == "passed"
-    assert "done before" in course.run("run").stdout
-
-
-def test_a_notebook_is_written_rarely_while_it_runs_and_always_at_its_end():
-    from types import SimpleNamespace
-
-    from course.runner import saved_rarely
-
-    written = []
-    manager = SimpleNamespace(save=lambda **_: written.append("file"))
-    with pytest.raises(KeyboardInterrupt), saved_rarely(manager, seconds=60):
-        for _ in range(100):
-            manager.save()
-        raise KeyboardInterrupt
-    assert written == ["file"]
-    manager.save()
-    manager.save()
-    assert written == ["file"] * 3

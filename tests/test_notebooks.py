@@ -1,0 +1,102 @@
+"""The notebooks as files: which are lessons, what they call, where their prose points."""
+
+import nbformat
+import pytest
+from conftest import PARAMETERS
+
+from course import notebooks
+from utils.errors import CourseError
+
+LINKED = "[lesson 03](03_corpus.ipynb)"
+
+
+@pytest.fixture
+def here(course, monkeypatch):
+    monkeypatch.setattr(notebooks, "ROOT", course.root)
+    course.add("03_corpus.ipynb", PARAMETERS, 'lesson.publish("corpus")')
+    course.add("05_tokens.ipynb", PARAMETERS, 'lesson.need("corpus")')
+    return course
+
+
+@pytest.mark.parametrize(
+    "name", ["05_tokens-Copy1.ipynb", "05_Tokens.ipynb", "5_x.ipynb", "x.ipynb"]
+)
+def test_only_names_of_lessons_are_lessons(here, name):
+    here.add(name, PARAMETERS)
+    assert [path.name for path in notebooks.select()] == ["03_corpus.ipynb", "05_tokens.ipynb"]
+
+
+@pytest.mark.parametrize(
+    "only, count", [("3", 1), ("03-05", 2), ("00-04", 1), ("3,5", 2), (" 05 ", 1)]
+)
+def test_selection(here, only, count):
+    assert len(notebooks.select(only)) == count
+
+
+def test_a_half_written_notebook_is_named_and_disturbs_nobody(here):
+    half = here.root / "notebooks/04_half.ipynb"
+    half.write_text('{"cells": [')
+    with pytest.raises(CourseError, match="04_half"):
+        notebooks.read(half)
+    reader = here.root / "notebooks/05_tokens.ipynb"
+    assert notebooks.inputs(reader)["corpus"].name == "03_corpus.ipynb"
+    done = here.run("check")
+    assert done.returncode == 1 and "✘ 04_half: this notebook is not whole" in done.stderr
+    assert "✘ 05_tokens: no finished run" in done.stderr and "Traceback" not in done.all
+
+
+def problems(course, prose):
+    path = course.root / "notebooks/05_tokens.ipynb"
+    notebook = nbformat.read(path, 4)
+    notebook.cells.append(nbformat.v4.new_markdown_cell(prose))
+    nbformat.write(notebook, path)
+    return [text for _, text in notebooks.prose_problems()]
+
+
+@pytest.mark.parametrize(
+    "prose",
+    [
+        f"See {LINKED}.",
+        "See lessons [03](03_corpus.ipynb) and [05](05_tokens.ipynb#end).",
+        "This is lesson 05, and lesson 02 will come, like lessons 18-21.",
+        "```\nlesson 03\n```\n`lesson 03` and https://a.b/lesson",
+        "![a picture](../README.md) and [a page](https://example.org) and [here](#top)",
+        "a lesson of 03 parts",
+    ],
+)
+def test_good_prose(here, prose):
+    assert problems(here, prose) == []
+
+
+@pytest.mark.parametrize(
+    "prose, problem",
+    [
+        ("See lesson 03.", '"lesson 03" is not a link to lesson 03'),
+        ("See\nlesson\n03.", "is not a link to lesson 03"),
+        ("Lessons 03 and 05", "is not a link to lesson 03"),
+        ("lessons [05](05_tokens.ipynb), 03", "is not a link to lesson 03"),
+        ("[lesson 03](05_tokens.ipynb)", "is not lesson 03"),
+        ("[lesson 03](03_old.ipynb)", "leads nowhere"),
+        ("lessons [05](03_corpus.ipynb) and more", "is not lesson 05"),
+        ("lesson 77", "there is no lesson 77"),
+        ("![x](images/none.svg)", "leads nowhere"),
+        ("[a page](../docs/none.md#part)", "leads nowhere"),
+    ],
+)
+def test_bad_prose(here, prose, problem):
+    found = problems(here, prose)
+    assert len(found) == 1 and problem in found[0], found
+
+
+def test_pages_beside_the_notebooks_are_read_too(here):
+    (here.root / "docs").mkdir()
+    (here.root / "docs/a.md").write_text("see lesson 05")
+    (here.root / "README.md").write_text("[lesson 05](notebooks/05_tokens.ipynb) and lesson 03")
+    texts = [(path.name, text) for path, text in notebooks.prose_problems()]
+    assert [name for name, _ in texts] == ["README.md", "a.md"]
+
+
+def test_mentions_become_links(here):
+    text = notebooks.link_mentions("lesson 03 and lessons 03, 05; lesson 18")
+    numbers = "lessons [03](03_corpus.ipynb), [05](05_tokens.ipynb)"
+    assert text == f"{LINKED} and {numbers}; lesson 18"

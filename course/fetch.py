@@ -203,15 +203,10 @@ def dequantize(folder: Path) -> None:
 PREPARE = {"": lambda folder: None, "dequantize": dequantize}
 
 
-def chosen(names: list[str], lessons: str | None) -> list[Asset]:
-    """The assets of these names, or those that some lessons take, or all."""
-    if lessons is not None:
-        # A name that is not in the catalogue is told by the lesson itself.
-        taken = [name for path in select(lessons) for name in calls(path, "asset")]
-        names = [*names, *(name for name in dict.fromkeys(taken) if name in catalogue())]
-    elif not names:
-        names = list(catalogue())
-    return [find(name) for name in names]
+def taken_by(*paths: Path) -> list[Asset]:
+    """The assets that notebooks take; a name that is not in the catalogue is told by its lesson."""
+    names = [name for path in paths for name in calls(path, "asset")]
+    return [find(name) for name in dict.fromkeys(names) if name in catalogue()]
 
 
 def main(arguments: list[str]) -> int:
@@ -225,7 +220,12 @@ def main(arguments: list[str]) -> int:
     parser.add_argument("--again", action="store_true", help="fetch even what is here")
     options = parser.parse_args(arguments)
     try:
-        for item in chosen(options.names, options.lessons):
+        items = [find(name) for name in options.names]
+        if options.lessons is not None:
+            items += taken_by(*select(options.lessons))
+        elif not items:
+            items = list(catalogue().values())
+        for item in items:
             if options.list:
                 here = "here" if artifacts.read_manifest(item.folder) else "-"
                 size = f"{item.megabytes:4} MB  {here:4}"

@@ -71,7 +71,8 @@ def open_place(place: str, settings: dict[str, str]) -> Any:
 
     session = requests.Session()
     retry = Retry(total=3, backoff_factor=0.5, status_forcelist=[429, 500, 502, 503, 504])
-    session.mount("https://", requests.adapters.HTTPAdapter(max_retries=retry))
+    for scheme in ("http://", "https://"):
+        session.mount(scheme, requests.adapters.HTTPAdapter(max_retries=retry))
     session.verify = settings.get("cert") or True
     response = session.get(place, headers={"Accept": "text/html"}, stream=True, timeout=30)
     response.raise_for_status()

@@ -1,18 +1,19 @@
-"""Floor 0: what a notebook does first on Colab or Kaggle: installs what is missing, nothing else.
+"""What a notebook does first on Colab or Kaggle: installs what is missing, nothing else.
 
 Run as a program, before anything of the course can be imported. The image keeps its own torch and
 numpy; a torchao too old for peft, which makes every LoRA fail, is removed.
 """
+
 from __future__ import annotations
 
-import importlib.metadata as metadata
-import re
 import subprocess
 import sys
+from importlib import metadata
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parent.parent
-KEEP = {"torch", "numpy", "ipykernel", "jupyterlab"}
+# What the image's own driver and kernel go with is not replaced.
+IMAGE = {"torch", "numpy", "ipykernel", "jupyterlab"}
 
 
 def missing(lines: list[str]) -> list[str]:
@@ -23,7 +24,7 @@ def missing(lines: list[str]) -> list[str]:
     """
     from packaging.requirements import Requirement
 
-    wanted = []
+    unmet = []
     for line in lines:
         text = line.split("#")[0].strip()
         if not text or text.startswith("-"):
@@ -33,9 +34,13 @@ def missing(lines: list[str]) -> list[str]:
             met = need.specifier.contains(metadata.version(need.name), prereleases=True)
         except metadata.PackageNotFoundError:
             met = False
-        if not met and need.name not in KEEP:
-            wanted.append(text)
-    return wanted
+        if met:
+            continue
+        if need.name in IMAGE:
+            print(f"this image keeps its own {need.name}; the course is tested with {text}")
+        else:
+            unmet.append(text)
+    return unmet
 
 
 def pip(*arguments: str) -> None:
@@ -45,16 +50,20 @@ def pip(*arguments: str) -> None:
 
 def main(number: str) -> None:
     """Install what is missing, then fetch the assets of one lesson."""
-    wanted = missing((ROOT / "requirements.txt").read_text(encoding="utf-8").splitlines())
-    if wanted:
-        pip("install", *wanted)
+    from packaging.version import Version
+
+    unmet = missing((ROOT / "requirements.txt").read_text(encoding="utf-8").splitlines())
+    if unmet:
+        pip("install", *unmet)
     try:
-        if tuple(map(int, re.findall(r"\d+", metadata.version("torchao"))[:2])) <= (0, 16):
+        if Version(metadata.version("torchao")) < Version("0.17"):
             pip("uninstall", "-y", "torchao")
     except metadata.PackageNotFoundError:
         pass
     subprocess.run([sys.executable, "-m", "course", "fetch", "--for", number], cwd=ROOT, check=True)
-    print("ready" + (": restart the runtime if something above was already imported" if wanted else ""))
+    print("ready")
+    if unmet:
+        print("restart the runtime if one of these was already imported:", ", ".join(unmet))
 
 
 if __name__ == "__main__":

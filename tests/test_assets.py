@@ -1,170 +1,332 @@
-"""Assets: fetched by hash, unpacked safely, checked at use. No network: archives are made here."""
+"""Assets: fetched by hash from where pip looks, checked at use. Servers are started here."""
+
+import functools
+import http.server
 import io
+import json
+import os
+import socket
+import subprocess
+import sys
 import tarfile
+import threading
 import zipfile
 
 import pytest
 
-from utils import artifacts as folders, assets
+from course import fetch
+from utils import artifacts, assets
 from utils.assets import Asset
-from utils.errors import CourseError
+from utils.errors import ROOT, CourseError
 
-
-def make_wheel(path, files):
-    with zipfile.ZipFile(path, "w", zipfile.ZIP_DEFLATED) as archive:
-        for name, data in files.items():
-            archive.writestr(name, data)
-        archive.writestr("toy-1.0.dist-info/METADATA", "Metadata-Version: 2.1\nName: toy\nVersion: 1.0\n")
-        archive.writestr("toy-1.0.dist-info/WHEEL", "Wheel-Version: 1.0\nTag: py3-none-any\n")
-        archive.writestr("toy-1.0.dist-info/RECORD", "")
-    return path
-
-
-def tar_bytes(members):
-    data = io.BytesIO()
-    with tarfile.open(fileobj=data, mode="w:gz") as archive:
-        for info, content in members:
-            info.size = len(content)
-            archive.addfile(info, io.BytesIO(content))
-    return data.getvalue()
+SETUP = """
+import pathlib
+pathlib.Path({mark!r}).write_text("the build script ran")
+raise SystemExit("and fails")
+"""
 
 
 @pytest.fixture
-def toy(tmp_path, monkeypatch):
-    """An asset in a wheel that pip finds in a local folder, and its catalogue."""
-    shelf = tmp_path / "shelf"
-    shelf.mkdir()
-    wheel = make_wheel(shelf / "toy-1.0-py3-none-any.whl", {"toy/data/a.txt": "alpha", "toy/b.py": "1"})
-    item = Asset("toy", "a toy", 1, 1, ["toy"], ["toy/data/*"], "MIT", "us", strip=2, hub="us/toy")
-    monkeypatch.setattr(assets, "catalogue", lambda: {"toy": item})
-    monkeypatch.setattr(assets, "pins", lambda: {"toy": ("1.0", folders.hash_file(wheel))})
-    for key, value in {"PIP_NO_INDEX": "1", "PIP_FIND_LINKS": str(shelf), "COURSE_HOME": str(tmp_path / "home"),
-                       "PIP_CONFIG_FILE": "/dev/null", "PIP_EXTRA_INDEX_URL": ""}.items():
-        monkeypatch.setenv(key, value)
+def shelf(tmp_path):
+    """A folder with a wheel, and an sdist whose build script leaves a mark and fails."""
+    folder = tmp_path / "shelf"
+    folder.mkdir()
+    with zipfile.ZipFile(folder / "toy-1.0-py3-none-any.whl", "w") as archive:
+        archive.writestr("toy/data/a.txt", "alpha")
+        archive.writestr("toy/b.py", "raise SystemExit('it was imported')")
+    members = {
+        "Toy_Source-2.0/setup.py": SETUP.format(mark=str(tmp_path / "mark")),
+        "Toy_Source-2.0/data/b.txt": "beta",
+    }
+    with tarfile.open(folder / "Toy_Source-2.0.tar.gz", "w:gz") as archive:
+        for name, text in members.items():
+            info = tarfile.TarInfo(name)
+            info.size = len(text.encode())
+            archive.addfile(info, io.BytesIO(text.encode()))
+    return folder
+
+
+@pytest.fixture
+def toys(shelf, tmp_path, monkeypatch):
+    """A catalogue of two assets, and a pip that looks for them on the shelf and nowhere else."""
+    toy = Asset("toy", "a toy", 1, 1, ["toy"], ["toy/data/*"], "MIT", "us", strip=2, hub="us/toy")
+    source = Asset("source", "an sdist", 1, 1, ["Toy-Source"], ["*/data/*"], "MIT", "us", strip=2)
+    items = {"toy": toy, "source": source}
+    wheel = artifacts.hash_file(shelf / "toy-1.0-py3-none-any.whl")
+    sdist = artifacts.hash_file(shelf / "Toy_Source-2.0.tar.gz")
+    pins = {"toy": ("1.0", wheel), "Toy-Source": ("2.0", sdist)}
+    monkeypatch.setattr(fetch, "catalogue", lambda: items)
+    monkeypatch.setattr(assets, "catalogue", fetch.catalogue)
+    monkeypatch.setattr(fetch, "pins", lambda: pins)
+    monkeypatch.setattr(assets, "pins", lambda: pins)
+    for name in [name for name in os.environ if name.startswith("PIP_")]:
+        monkeypatch.delenv(name)
+    monkeypatch.setenv("PIP_CONFIG_FILE", os.devnull)
+    monkeypatch.setenv("PIP_NO_INDEX", "1")
+    monkeypatch.setenv("PIP_FIND_LINKS", str(shelf))
+    monkeypatch.setenv("COURSE_HOME", str(tmp_path / "home"))
     monkeypatch.delenv("COURSE_ASSETS", raising=False)
-    return item
+    return items
 
 
-def test_fetch_then_use(toy, capsys):
-    assets.fetch("toy")
-    assert {p.name for p in toy.folder.iterdir()} == {"a.txt", "manifest.json"}
-    assert assets.asset("toy") == str(toy.folder)
+@pytest.fixture
+def index(shelf, monkeypatch):
+    """An index as PEP 503 describes it, on loopback, as the only one; its requests are counted."""
+    requests = []
+
+    class Handler(http.server.SimpleHTTPRequestHandler):
+        def do_GET(self):
+            requests.append(self.path)
+            if len(requests) == 1:  # it stumbles once
+                self.send_error(503)
+                return
+            super().do_GET()
+
+        def log_message(self, *words):
+            pass
+
+    for project, name in (
+        ("toy", "toy-1.0-py3-none-any.whl"),
+        ("toy-source", "Toy_Source-2.0.tar.gz"),
+    ):
+        page = shelf / "simple" / project / "index.html"
+        page.parent.mkdir(parents=True)
+        sha256 = artifacts.hash_file(shelf / name)
+        other = f'<a href="../../{name}.other#sha256={"0" * 64}">{name}.other</a>'
+        page.write_text(f'{other}\n<a href="../../{name}#sha256={sha256}" data-x="y">{name}</a>')
+    handler = functools.partial(Handler, directory=str(shelf))
+    with http.server.ThreadingHTTPServer(("127.0.0.1", 0), handler) as server:
+        threading.Thread(target=server.serve_forever, daemon=True).start()
+        monkeypatch.delenv("PIP_NO_INDEX")
+        monkeypatch.delenv("PIP_FIND_LINKS")
+        monkeypatch.setenv("PIP_INDEX_URL", f"http://127.0.0.1:{server.server_port}/simple")
+        monkeypatch.setenv("NO_PROXY", "127.0.0.1")
+        yield requests
+        server.shutdown()
+
+
+# fetch ------------------------------------------------------------------------------------------
+
+
+def test_fetch_then_use(toys, capsys):
+    assert fetch.main(["toy"]) == 0
+    assert {p.name for p in toys["toy"].folder.iterdir()} == {"a.txt", "manifest.json"}
+    assert assets.asset("toy") == str(toys["toy"].folder)
     assert "licence MIT | from us" in capsys.readouterr().out
+    assert not (assets.home() / "archives").exists()
 
 
-def test_fetching_again_does_nothing_unless_told(toy, monkeypatch, capsys):
-    assets.fetch("toy")
-    monkeypatch.setattr(assets, "download", lambda *given: pytest.fail("downloaded again"))
-    assets.fetch("toy")
+def test_an_sdist_is_a_file_and_its_build_script_never_runs(toys, tmp_path):
+    assert fetch.main(["source"]) == 0
+    assert (toys["source"].folder / "b.txt").read_text() == "beta"
+    assert not (tmp_path / "mark").exists()
+
+
+def test_an_index_serves_wheels_and_sdists_alike(toys, index):
+    assert fetch.main([]) == 0
+    assert (toys["toy"].folder / "a.txt").read_text() == "alpha"
+    assert (toys["source"].folder / "b.txt").read_text() == "beta"
+    # The server stumbled once, and the file of another hash was never asked for.
+    assert index[0] == index[1] == "/simple/toy/"
+    assert not any(path.endswith(".other") for path in index)
+
+
+def test_an_index_in_a_folder_serves_as_well(toys, index, shelf, monkeypatch):
+    monkeypatch.setenv("PIP_INDEX_URL", (shelf / "simple").as_uri())
+    assert fetch.main(["toy"]) == 0
+    assert index == []
+
+
+def test_one_archive_of_two_assets_is_downloaded_once(toys, index):
+    second = Asset("second", "of the same wheel", 1, 1, ["toy"], ["toy/*.py"], "MIT", "us")
+    toys["second"] = second
+    assert fetch.main(["toy", "second"]) == 0
+    assert sum(path.endswith(".whl") for path in index) == 1
+
+
+def test_fetching_again_neither_downloads_nor_hashes(toys, monkeypatch, capsys):
+    fetch.main(["toy"])
+    monkeypatch.setattr(fetch, "get_archive", lambda project: pytest.fail("downloaded again"))
+    monkeypatch.setattr(artifacts, "hash_file", lambda path: pytest.fail("hashed again"))
+    assert fetch.main(["toy"]) == 0
     assert "here already" in capsys.readouterr().out
 
 
-def test_an_asset_that_is_not_here_names_the_command(toy):
+def test_fetching_again_when_told_downloads(toys, index):
+    fetch.main(["toy"])
+    count = len(index)
+    assert fetch.main(["toy", "--again"]) == 0
+    assert len(index) > count
+
+
+def test_a_damaged_asset_is_named_and_mended(toys):
+    fetch.main(["toy"])
+    (toys["toy"].folder / "a.txt").write_text("alphA")
+    with pytest.raises(CourseError, match=r"a\.txt has changed"):
+        assets.asset("toy")
+    assert fetch.main(["toy"]) == 0
+    assets.asset("toy")
+
+
+@pytest.mark.parametrize("name", ["toy", "source"])
+def test_an_archive_of_another_hash_is_refused_and_leaves_nothing(toys, shelf, name, capsys):
+    for path in shelf.iterdir():
+        path.write_bytes(path.read_bytes() + b"!")
+    assert fetch.main([name]) == 1
+    message = capsys.readouterr().err
+    assert "does not have the SHA-256" in message
+    assert "do not use it" in message
+    assert not toys[name].folder.exists()
+
+
+def test_an_index_that_has_no_file_of_that_hash_is_refused(toys, index, monkeypatch, capsys):
+    pins = {"toy": ("1.0", "1" * 64)}
+    monkeypatch.setattr(fetch, "pins", lambda: pins)
+    monkeypatch.setattr(assets, "pins", lambda: pins)
+    assert fetch.main(["toy"]) == 1
+    assert "none of these places" in capsys.readouterr().err
+    assert not any(path.endswith(".whl") for path in index)
+
+
+def test_a_wrong_hash_of_one_file_is_refused(toys, capsys):
+    toys["toy"].sha256["a.txt"] = "0" * 64
+    assert fetch.main(["toy"]) == 1
+    assert "is not what it says" in capsys.readouterr().err
+    assert not toys["toy"].folder.exists()
+
+
+def test_without_a_network_the_way_out_is_told(toys, monkeypatch, capsys):
+    with socket.socket() as closed:
+        closed.bind(("127.0.0.1", 0))
+        monkeypatch.setenv("PIP_INDEX_URL", f"http://127.0.0.1:{closed.getsockname()[1]}/simple")
+        monkeypatch.setenv("NO_PROXY", "127.0.0.1")
+        monkeypatch.delenv("PIP_NO_INDEX")
+        monkeypatch.delenv("PIP_FIND_LINKS")
+        assert fetch.main(["toy"]) == 1
+    message = capsys.readouterr().err
+    assert "toy 1.0 could not be fetched" in message
+    assert "where: http://127.0.0.1" in message
+    assert "next:  connect to a network and run the command again" in message
+
+
+def test_neither_npm_nor_any_other_program_is_needed(toys, monkeypatch):
+    monkeypatch.setenv("PATH", "/nonexistent")
+    assert fetch.main([]) == 0
+
+
+@pytest.mark.skipif(sys.platform != "linux" or os.geteuid() != 0, reason="mounts a small disk")
+def test_a_full_disk_is_told_as_one(toys, shelf, tmp_path, monkeypatch, capsys):
+    with zipfile.ZipFile(shelf / "toy-1.0-py3-none-any.whl", "w") as archive:
+        archive.writestr("toy/data/a.bin", os.urandom(400_000))
+    pins = {"toy": ("1.0", artifacts.hash_file(shelf / "toy-1.0-py3-none-any.whl"))}
+    monkeypatch.setattr(fetch, "pins", lambda: pins)
+    monkeypatch.setattr(assets, "pins", lambda: pins)
+    small = tmp_path / "small"
+    small.mkdir()
+    subprocess.run(["mount", "-t", "tmpfs", "-o", "size=200k", "none", str(small)], check=True)
+    try:
+        monkeypatch.setenv("COURSE_HOME", str(small / "home"))
+        assert fetch.main(["toy"]) == 1
+        assert "the disk is full" in capsys.readouterr().err
+    finally:
+        subprocess.run(["umount", str(small)], check=True)
+
+
+def test_the_environment_has_the_last_word_over_pips_files(toys, tmp_path, monkeypatch):
+    config = tmp_path / "pip.conf"
+    config.write_text(
+        "[global]\nindex-url = https://one/simple\nextra-index-url =\n  https://two/simple\n"
+        "  https://three/simple\n[download]\ntimeout = 7\n[install]\nno-index = yes\n"
+    )
+    monkeypatch.setenv("PIP_CONFIG_FILE", str(config))
+    monkeypatch.delenv("PIP_NO_INDEX")
+    monkeypatch.delenv("PIP_FIND_LINKS")
+    places = fetch.list_places(fetch.pip_settings(), "a-b")
+    assert places == [f"https://{name}/simple/a-b/" for name in ("one", "two", "three")]
+    monkeypatch.setenv("PIP_INDEX_URL", "https://mine/simple/")
+    assert fetch.list_places(fetch.pip_settings(), "a-b")[0] == "https://mine/simple/a-b/"
+    assert fetch.pip_settings()["timeout"] == "7"
+
+
+def test_the_list_says_what_is_here_and_fetches_nothing(toys, capsys):
+    fetch.main(["toy"])
+    capsys.readouterr()
+    assert fetch.main(["--list"]) == 0
+    lines = capsys.readouterr().out.splitlines()
+    assert len(lines) == 2
+    assert " here " in lines[0]
+    assert " here " not in lines[1]
+
+
+def test_what_lessons_take_is_read_from_their_own_calls(toys, tmp_path, capsys):
+    code = 'asset("toy"); asset("not in the catalogue")'
+    cell = {"cell_type": "code", "source": code, "metadata": {}}
+    path = tmp_path / "05_a.ipynb"
+    path.write_text(json.dumps({"cells": [cell]}))
+    assert [item.name for item in fetch.taken_by(path)] == ["toy"]
+
+
+def test_importing_fetch_takes_neither_torch_nor_a_connection():
+    code = (
+        "import course.fetch, sys; print(*{'torch', 'requests', 'transformers'} & set(sys.modules))"
+    )
+    run = subprocess.run(
+        [sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True, check=True
+    )
+    assert run.stdout.strip() == ""
+
+
+# use --------------------------------------------------------------------------------------------
+
+
+def test_an_asset_that_is_not_here_names_the_command(toys):
     with pytest.raises(CourseError, match="python -m course fetch toy"):
         assets.asset("toy")
 
 
-def test_a_damaged_asset_is_named_and_mended(toy):
-    assets.fetch("toy")
-    (toy.folder / "a.txt").write_text("alphA")
-    with pytest.raises(CourseError, match="a.txt has changed"):
-        assets.asset("toy")
-    assets.fetch("toy")  # what the set-up does: it mends
-    assets.asset("toy")
-
-
-def test_a_wrong_hash_is_refused_and_leaves_nothing(toy, monkeypatch):
-    monkeypatch.setattr(assets, "pins", lambda: {"toy": ("1.0", "0" * 64)})
-    with pytest.raises(CourseError, match="does not have the SHA-256"):
-        assets.fetch("toy")
-    assert not toy.folder.exists()
-
-
-def test_a_wrong_hash_of_one_file_is_refused(toy):
-    toy.sha256["a.txt"] = "0" * 64
-    with pytest.raises(CourseError, match="is not what it says"):
-        assets.fetch("toy")
-    assert not toy.folder.exists()
-
-
-def test_no_network_says_so(toy, monkeypatch):
-    monkeypatch.setenv("PIP_FIND_LINKS", "/nowhere")
-    with pytest.raises(CourseError, match="could not be fetched(.|\n)*connect to a network"):
-        assets.fetch("toy")
-
-
-def test_an_unknown_asset_lists_the_names(toy):
-    with pytest.raises(CourseError, match="there is no asset 'tot'(.|\n)*toy"):
+def test_an_unknown_asset_lists_the_names(toys, capsys):
+    with pytest.raises(CourseError, match=r"there is no asset 'tot'(.|\n)*toy"):
         assets.asset("tot")
+    assert fetch.main(["tot"]) == 1
+    assert "there is no asset 'tot'" in capsys.readouterr().err
 
 
-def test_with_the_hub_a_model_comes_by_its_name(toy, monkeypatch):
-    import socket
-
+def test_with_the_hub_a_model_comes_by_its_name(toys, monkeypatch):
     import huggingface_hub
 
     asked = []
-    monkeypatch.setattr(huggingface_hub, "snapshot_download", lambda name, **rest: asked.append(name) or "/x/c0ffee")
+
+    def snapshot(name, **rest):
+        asked.append(name)
+        return "/x/c0ffee"
+
+    monkeypatch.setattr(huggingface_hub, "snapshot_download", snapshot)
     monkeypatch.setenv("COURSE_ASSETS", "hub")
     with socket.socket() as server:
         server.bind(("127.0.0.1", 0))
         server.listen()
         monkeypatch.setenv("HF_ENDPOINT", f"http://127.0.0.1:{server.getsockname()[1]}")
-        assert assets.asset("toy") == "/x/c0ffee" and asked == ["us/toy"]
+        assert assets.asset("toy") == "/x/c0ffee"
+    assert asked == ["us/toy"]
 
 
-def test_a_hub_that_is_out_of_reach_is_told_within_seconds(toy, monkeypatch):
-    import time
-
+def test_a_hub_that_is_out_of_reach_is_told_and_not_waited_for(toys, monkeypatch):
     monkeypatch.setenv("COURSE_ASSETS", "hub")
     monkeypatch.setenv("HF_ENDPOINT", "http://127.0.0.1:9")
-    start = time.monotonic()
-    with pytest.raises(CourseError, match="the hub cannot be reached(.|\n)*unset COURSE_ASSETS"):
+    with pytest.raises(CourseError, match=r"the hub cannot be reached(.|\n)*unset COURSE_ASSETS"):
         assets.asset("toy")
-    assert time.monotonic() - start < 5
 
 
-@pytest.mark.parametrize("name", ["../evil.txt", "/etc/evil", "a/../../evil", "..\\evil", "C:\\evil"])
-def test_a_name_that_leaves_the_folder_is_refused(tmp_path, name):
-    path = tmp_path / "a.zip"
-    with zipfile.ZipFile(path, "w") as archive:
-        archive.writestr(name, "x")
-    (tmp_path / "out").mkdir()
-    with pytest.raises(CourseError, match="leaves its folder"):
-        assets.unpack(path, ["**/*"], tmp_path / "out")
-
-
-def test_a_link_in_a_tar_does_not_leave_the_folder(tmp_path):
-    link = tarfile.TarInfo("toy/link")
-    link.type, link.linkname = tarfile.SYMTYPE, "/etc"
-    (tmp_path / "a.tar.gz").write_bytes(tar_bytes([(link, b""), (tarfile.TarInfo("toy/link/x"), b"x")]))
-    (tmp_path / "out").mkdir()
-    assert assets.unpack(tmp_path / "a.tar.gz", ["**/*"], tmp_path / "out") == 1
-    assert not any(path.is_symlink() for path in (tmp_path / "out").rglob("*"))
-    assert (tmp_path / "out/toy/link/x").read_bytes() == b"x"  # a plain file in a plain folder
-
-
-def test_a_bomb_is_refused_before_it_is_unpacked(tmp_path, monkeypatch):
-    monkeypatch.setattr(assets, "MOST_BYTES", 1000)
-    with zipfile.ZipFile(tmp_path / "a.zip", "w", zipfile.ZIP_DEFLATED) as archive:
-        archive.writestr("zeros", b"0" * 1001)
-    (tmp_path / "out").mkdir()
-    with pytest.raises(CourseError, match="unpacks to over"):
-        assets.unpack(tmp_path / "a.zip", ["*"], tmp_path / "out")
-
-
-def test_a_nested_archive_is_reached_into(tmp_path):
-    inner = tar_bytes([(tarfile.TarInfo("deep/a_Truth.txt"), b"a"), (tarfile.TarInfo("deep/b.txt"), b"b")])
-    (tmp_path / "a.tar.gz").write_bytes(tar_bytes([(tarfile.TarInfo("x/y/inner.tar.gz"), inner)]))
-    (tmp_path / "out").mkdir()
-    count = assets.unpack(tmp_path / "a.tar.gz", ["*/y/inner.tar.gz!*/*_Truth.txt"], tmp_path / "out", 1)
-    assert count == 1 and (tmp_path / "out/a_Truth.txt").read_text() == "a"
+# the catalogue ----------------------------------------------------------------------------------
 
 
 def test_every_asset_is_whole_and_pinned():
     pinned = assets.pins()
     for item in assets.catalogue().values():
-        assert item.licence and item.origin and item.what and item.prepare in assets.PREPARE
+        assert item.licence
+        assert item.origin
+        assert item.what
+        assert item.prepare in fetch.PREPARE
         assert all(len(pinned[archive][1]) == 64 for archive in item.archives)
     used = {archive for item in assets.catalogue().values() for archive in item.archives}
     assert set(pinned) == used

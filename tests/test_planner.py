@@ -1,0 +1,332 @@
+"""The planner: each formula against a published layout worked out by hand, its choices against sense."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pydantic
+import pytest
+import torch
+
+from stages import planner
+from stages.planner import MACHINES, Layout, Link, Machine, Shape
+from stages.recipe import flops_per_token
+from utils.errors import CourseError
+
+GPT2 = Shape(124e6, 12, 768, 1024, 50257)
+LARGE = Shape(70e9, 80, 8192, 4096, 128_000)
+H100 = MACHINES["H100"]
+# Megatron-LM (Narayanan et al. 2021, Table 1, last line): a trillion parameters on 3,072 A100,
+# 8 tensor x 64 pipeline x 6 data parallel, activations recomputed, 3,072 rows of 2,048 tokens.
+MEGATRON = Shape(1008e9, 128, 25_600, 2048, 51_200)
+TRILLION = Layout(tensor=8, pipeline=64, data=6, checkpointing=True)
+# Without pipeline, sharded in a node: 1.5 billion parameters on two nodes.
+HYBRID = Layout(data=16, shards=8)
+XL = Shape(1.5e9, 48, 1600, 1024, 50_000)
+
+
+# operations --------------------------------------------------------------------------------------
+
+
+def test_operations_of_a_token_in_absolute_numbers():
+    # 6 * 124e6 = 744,000,000 and 12 * 12 * 768 * 1024 = 113,246,208
+    assert GPT2.estimated_flops_per_token() == 857_246_208
+
+
+@pytest.mark.parametrize("tied", [True, False])
+def test_the_estimate_is_that_of_a_real_model_but_for_embedding_and_norms(tied):
+    from transformers import LlamaConfig, LlamaForCausalLM
+
+    config = LlamaConfig(
+        vocab_size=512, hidden_size=64, intermediate_size=192, num_hidden_layers=4,
+        num_attention_heads=4, tie_word_embeddings=tied,
+    )  # fmt: skip
+    with torch.device("meta"):
+        model = LlamaForCausalLM(config)
+    parameters = sum(parameter.numel() for parameter in model.parameters())
+    shape = Shape(parameters, 4, 64, 128, 512)
+    norms = (2 * 4 + 1) * 64
+    # A tied embedding multiplies as the head; one of its own is only looked up.
+    lookup = 0 if tied else 512 * 64
+    difference = shape.estimated_flops_per_token() - flops_per_token(model, 128)
+    assert difference == 6 * (norms + lookup)
+
+
+@pytest.mark.parametrize("field", ["parameters", "layers", "width", "context", "vocabulary"])
+@pytest.mark.parametrize("value", [0, -1])
+def test_a_shape_of_nothing_is_refused(field, value):
+    with pytest.raises(pydantic.ValidationError, match=field):
+        replace(GPT2, **{field: value})
+
+
+@pytest.mark.parametrize(
+    "field, value", [("flops", 0), ("memory", -1), ("node", 0), ("inside", -1), ("hourly", -0.1)]
+)
+def test_a_machine_out_of_range_is_refused(field, value):
+    with pytest.raises(pydantic.ValidationError, match=field):
+        replace(H100, **{field: value})
+
+
+# memory ------------------------------------------------------------------------------------------
+
+
+def test_states_of_the_published_layout():
+    # 18 * 1008e9 / (8 * 64): the six copies share nothing
+    assert planner.state_bytes(MEGATRON, TRILLION) == 35_437_500_000
+    assert planner.state_bytes(MEGATRON, replace(TRILLION, shards=6)) == 35_437_500_000 / 6
+    assert planner.state_bytes(XL, HYBRID) == 18 * 1.5e9 / 8
+
+
+def test_activations_that_are_kept_in_absolute_numbers():
+    # 34 * 1,024 * 1,600 * 48 = 2,673,868,800 and the scores 8 * 1,024 * 50,000 = 409,600,000
+    assert planner.activation_bytes(XL, HYBRID) == 3_083_468_800
+    assert planner.activation_bytes(XL, HYBRID, rows=4) == 4 * 3_083_468_800
+
+
+def test_activations_of_a_pipeline_that_recomputes_in_absolute_numbers():
+    # One stage of two layers, in units of 2,048 * 25,600 = 52,428,800:
+    # inputs 2 * 2, a whole layer 34 / 8; four micro-batches in flight; scores over 8 devices.
+    kept = 52_428_800 * (4 + 4.25)
+    scores = 8 * 2048 * 51_200 / 8
+    assert planner.activation_bytes(MEGATRON, TRILLION) == 4 * kept + scores == 1_835_008_000
+
+
+@pytest.mark.parametrize("stages, in_flight", [(1, 1), (2, 2), (4, 4), (8, 4)])
+def test_micro_batches_in_flight_follow_the_stages(stages, in_flight):
+    layout = Layout(pipeline=stages)
+    kept = 34 * 1024 * 1600 * 48 / stages
+    assert planner.activation_bytes(XL, layout) == in_flight * kept + 409_600_000
+
+
+def test_memory_of_a_device_in_absolute_numbers():
+    # states 3,375,000,000; two gathered layers 2 * 2 * 1.5e9 / 48 = 125,000,000;
+    # activations 3,083,468,800; context and workspaces 1,000,000,000
+    assert planner.memory_per_device(XL, HYBRID) == 7_583_468_800
+    # a whole copy has nothing to gather
+    assert planner.memory_per_device(XL, Layout(data=16)) == 27e9 + 3_083_468_800 + 1e9
+    # of a layer that is cut over two devices half is gathered
+    cut = planner.memory_per_device(XL, Layout(tensor=2, data=8, shards=8))
+    assert cut == 27e9 / 16 + 62_500_000 + 3_083_468_800 / 2 + 1e9
+
+
+def test_a_pass_takes_the_most_rows_that_fit():
+    layout = Layout(data=8, shards=8)
+    rows = planner.rows_that_fit(GPT2, layout, H100, 2**22)
+    fits = planner.memory_per_device(GPT2, layout, rows)
+    assert fits <= 0.9 * H100.memory < planner.memory_per_device(GPT2, layout, 2 * rows)
+    five_rows = 8 * 1024 * 5
+    assert planner.rows_that_fit(GPT2, layout, H100, five_rows) == 4
+    assert planner.rows_that_fit(LARGE, Layout(), H100, 2**22) == 0
+    assert planner.rows_that_fit(GPT2, Layout(pipeline=2, data=4), H100, 2**22) == 1
+
+
+# traffic -----------------------------------------------------------------------------------------
+
+
+def test_a_ring_costs_what_the_formula_says():
+    link = Link(1e-3, 1e9)
+    assert link.seconds("all_reduce", 4e9, 4) == pytest.approx(6 * (1e-3 + 1))
+    scatter = link.seconds("reduce_scatter", 1e9, 8)
+    gather = link.seconds("all_gather", 1e9, 8)
+    assert scatter + gather == pytest.approx(link.seconds("all_reduce", 1e9, 8))
+    assert link.seconds("all_reduce", 1e9, 1) == 0
+
+
+def test_traffic_of_copies_in_absolute_numbers():
+    # two nodes: 3e9 bytes of gradients, twice fifteen sixteenths, at 50e9 a second, once a step
+    layout = Layout(data=16)
+    seconds = planner.communication_seconds(XL, layout, H100, rows=8, passes=5)
+    assert seconds == pytest.approx(0.1125)
+    # one node: seven eighths, and the link inside, 450e9
+    inside = planner.communication_seconds(XL, Layout(data=8), H100, rows=8)
+    assert inside == pytest.approx(2 * 7 / 8 * 3e9 / 450e9) == pytest.approx(0.011667, rel=1e-4)
+
+
+def test_traffic_of_shards_in_absolute_numbers():
+    # over two nodes: three times fifteen sixteenths of 3e9, at 50e9, in each of five passes
+    layout = Layout(data=16, shards=16)
+    seconds = planner.communication_seconds(XL, layout, H100, rows=8, passes=5)
+    assert seconds == pytest.approx(5 * 0.16875)
+
+
+def test_traffic_of_shards_in_a_node_and_copies_across_in_absolute_numbers():
+    # inside: 3 * 7/8 * 3e9 / 450e9 = 0.0175 a pass; across: an eighth of 3e9, 2 * 1/2, at 50e9
+    seconds = planner.communication_seconds(XL, HYBRID, H100, rows=8, passes=2)
+    assert seconds == pytest.approx(2 * 0.0175 + 0.0075)
+
+
+def test_traffic_of_a_cut_layer_in_absolute_numbers():
+    # four sums a layer: 48 * 4 * 2 * 3/4 * (2 * 8 * 1,024 * 1,600) bytes at 450e9
+    layout = Layout(tensor=4)
+    seconds = planner.communication_seconds(XL, layout, H100, rows=8)
+    assert seconds == pytest.approx(288 * 26_214_400 / 450e9) == pytest.approx(0.0167772)
+
+
+def test_traffic_of_a_pipeline_in_absolute_numbers():
+    # activations forward and their gradients back: 2 * 26,214,400 bytes; 16 stages leave the node
+    layout = Layout(pipeline=16)
+    seconds = planner.communication_seconds(XL, layout, H100, rows=8)
+    assert seconds == pytest.approx(52_428_800 / 50e9)
+    inside = planner.communication_seconds(XL, Layout(pipeline=8), H100, rows=8)
+    assert inside == pytest.approx(52_428_800 / 450e9)
+
+
+def test_one_device_talks_to_nobody():
+    assert planner.communication_seconds(XL, Layout(), MACHINES["T4"], rows=8) == 0
+
+
+# time --------------------------------------------------------------------------------------------
+
+
+def test_hours_of_a_device_in_absolute_numbers():
+    # 857,246,208 operations of each of 1e9 tokens, at 30% of 989e12 a second
+    hours = planner.device_hours(GPT2, 1e9, H100)
+    assert (
+        hours
+        == pytest.approx(857_246_208e9 / (0.30 * 989e12) / 3600)
+        == pytest.approx(0.80259, rel=1e-4)
+    )
+    assert planner.device_hours(GPT2, 1e9, H100, checkpointing=True) == pytest.approx(hours / 0.75)
+    assert planner.device_hours(GPT2, 1e9, H100, loop=True) == pytest.approx(hours * 3)
+
+
+def test_a_pipeline_waits_while_it_fills_and_drains():
+    # 64 rows one at a time over 4 stages: 67 beats for 64
+    batch = 64 * 1024
+    slow = replace(H100, inside=1e15)
+    alone, _ = planner.step_seconds(XL, Layout(), slow, batch)
+    piped, _ = planner.step_seconds(XL, Layout(pipeline=4), slow, batch)
+    assert piped == pytest.approx(alone / 4 * 67 / 64)
+
+
+def test_the_published_step_of_a_trillion_parameters_is_met_within_a_third():
+    # 502 petaflops in all, so 3,072 rows of 2,048 tokens took about 101 s; no interleaved stages here
+    batch = 3072 * 2048
+    step, traffic = planner.step_seconds(MEGATRON, TRILLION, MACHINES["A100"], batch)
+    work = 8 * 1008e9 * batch
+    assert step == pytest.approx(work / 502e15, rel=0.33)
+    assert traffic < step
+
+
+def test_traffic_bounds_a_step():
+    slow = replace(H100, inside=1e6, outside=1e6)
+    assert planner.plan(GPT2, 1e10, slow, 8).communication == pytest.approx(1)
+
+
+# the choice --------------------------------------------------------------------------------------
+
+PLANS = [  # shape, tokens, machine, devices, batch: name, GB, s a step, days, kWh, dollars
+    (Shape(5e6, 6, 256, 256, 4096), 1e8, "2 CPU cores", 1, 4096,
+     "one process", 1.438127, 0.592531, 0.167438, 0.132611, 0.401851),
+    (replace(GPT2, parameters=110e6, vocabulary=50_000), 2.2e9, "T4", 1, 2**17,
+     "one process", 8.823714, 5.197483, 1.009719, 2.665659, 8.481643),
+    (replace(GPT2, parameters=110e6, vocabulary=50_000), 2.2e9, "H100", 1, 2**19,
+     "one process", 49.729712, 1.366376, 0.0663736, 1.752263, 4.460306),
+    (XL, 3e10, "H100", 8, 2**20,
+     "DDP over 8", 52.667750, 3.294598, 1.0909925, 230.417611, 586.517555),
+    (Shape(6.7e9, 32, 4096, 4096), 1.4e11, "H100", 64, 2**22,
+     "FSDP over 8, DDP over 8", 56.696522, 7.726895, 2.985139, 5043.69122, 12838.48675),
+    (LARGE, 1.4e12, "H100", 1024, 2**22,
+     "tensor 8, FSDP over 128", 50.952796, 6.242876, 24.117951, 651995.0345, 1659623.724),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    "shape, tokens, machine, devices, batch, name, gigabytes, step, days, energy, money", PLANS
+)
+def test_the_plans_of_lesson_12(
+    shape, tokens, machine, devices, batch, name, gigabytes, step, days, energy, money
+):
+    plan = planner.plan(shape, tokens, MACHINES[machine], devices, batch)
+    assert plan.layout.name == name
+    figures = [plan.memory / 1e9, plan.step, plan.days, plan.energy, plan.money]
+    assert figures == pytest.approx([gigabytes, step, days, energy, money], rel=1e-5)
+
+
+def test_energy_and_money_follow_from_the_hours():
+    plan = planner.plan(GPT2, 1e10, H100, 8)
+    hours = plan.days * 24 * 8
+    assert plan.money == pytest.approx(hours * 2.80)
+    assert plan.energy == pytest.approx(hours * 1.0 * 1.1)
+
+
+def card(inside: float, outside: float) -> Machine:
+    return Machine("24 GB", 60e12, 24e9, 300, 0.40, inside, outside)
+
+
+SIZES = {
+    "small": Shape(0.5e9, 24, 1024, 2048),
+    "middle": Shape(7e9, 32, 4096, 2048),
+    "huge": Shape(400e9, 96, 16_384, 2048),
+}
+MATRIX = {
+    (1, 300, 300): ["one process", None, None],
+    (8, 300, 300): ["DDP over 8", "FSDP over 8", None],
+    (8, 3, 3): ["DDP over 8", "pipeline 8", None],
+    (512, 300, 300): ["DDP over 512", "FSDP over 512", "tensor 8, pipeline 8, FSDP over 8"],
+    (512, 300, 3): [
+        "DDP over 512",
+        "FSDP over 8, DDP over 64",
+        "tensor 8, pipeline 16, FSDP over 4",
+    ],
+}
+
+
+@pytest.mark.parametrize("place", MATRIX)
+def test_the_matrix_of_lesson_11(place):
+    devices, inside, outside = place
+    machine = card(inside * 1e9, outside * 1e9)
+    for shape, expected in zip(SIZES.values(), MATRIX[place]):
+        if expected is None:
+            with pytest.raises(CourseError, match="no layout fits"):
+                planner.choose_layout(shape, machine, devices, 8192 * devices)
+        else:
+            layout, reasons = planner.choose_layout(shape, machine, devices, 8192 * devices)
+            assert layout.name == expected
+            assert len(reasons) == len(planner.layouts(machine, devices))
+
+
+@pytest.mark.parametrize("devices", [1, 2, 6, 8, 12, 64, 1024])
+def test_every_layout_uses_every_device_and_shares_evenly(devices):
+    for layout in planner.layouts(H100, devices):
+        assert layout.devices == devices
+        assert layout.data % layout.shards == 0
+
+
+def test_what_cannot_fit_says_so():
+    with pytest.raises(CourseError, match="(?s)too much.*take other devices"):
+        planner.choose_layout(LARGE, MACHINES["T4"], 1, 5e5)
+    with pytest.raises(CourseError, match="less than one row"):
+        planner.choose_layout(GPT2, H100, 1024, 4096)
+
+
+def test_more_devices_are_never_slower():
+    steps = [planner.plan(GPT2, 1e10, H100, n, 2**22).step for n in (1, 8, 64, 512)]
+    assert steps == sorted(steps, reverse=True)
+
+
+def test_more_tokens_make_a_slow_link_fast_enough():
+    machine = replace(card(2e9, 2e9), memory=80e9)
+    few, _ = planner.choose_layout(SIZES["middle"], machine, 8, 8 * 4096)
+    many, _ = planner.choose_layout(SIZES["middle"], machine, 8, 8 * 65_536)
+    assert (few.name, many.name) == ("pipeline 2, DDP over 4", "FSDP over 8")
+
+
+def test_a_layout_says_its_name():
+    assert Layout().name == "one process"
+    assert HYBRID.name == "FSDP over 8, DDP over 2"
+    assert TRILLION.name == "tensor 8, pipeline 64, DDP over 6"
+
+
+@pytest.mark.parametrize(
+    "shape, tokens, name, how, hours",
+    [
+        (Shape(6.7e9, 32, 4096, 4096), 2e12, "A100", {}, 184320),  # Llama 2 7B
+        (Shape(69e9, 80, 8192, 4096), 2e12, "A100", {}, 1720320),  # Llama 2 70B
+        (Shape(176e9, 70, 14336, 2048), 366e9, "A100", {"checkpointing": True}, 1082990),  # BLOOM
+        (Shape(405e9, 126, 16384, 8192), 15.6e12, "H100", {}, 30.84e6),
+    ],
+)  # Llama 3.1 405B
+def test_published_runs_are_met_within_a_quarter(shape, tokens, name, how, hours):
+    planned = planner.device_hours(shape, tokens, MACHINES[name], **how)
+    assert planned == pytest.approx(hours, rel=0.25)

@@ -103,7 +103,7 @@ def make_loader(recipe: ClassifierRecipe) -> Any:
     table = pq.read_table(recipe.rows, columns=["text", "label"]).to_pydict()
     columns = tokenizer(table["text"], truncation=True, max_length=recipe.length)
     columns["labels"] = table["label"]
-    rows = [dict(zip(columns, values)) for values in zip(*columns.values())]
+    rows: Any = [dict(zip(columns, values)) for values in zip(*columns.values())]
     share = recipe.batch // recipe.processes
     return DataLoader(rows, share, collate_fn=DataCollatorWithPadding(tokenizer))
 

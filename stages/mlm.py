@@ -160,11 +160,12 @@ def score(model: SparseMaskedLM, rows: MaskedLines, batch: int = 64) -> dict[str
     model.eval()
     parts: dict[str, list[torch.Tensor]] = {"label": [], "loss": [], "right": []}
     for start in range(0, len(rows), batch):
-        end = min(start + batch, len(rows))
-        columns = rows.collate([rows[row] for row in range(start, end)])
+        numbers = range(start, min(start + batch, len(rows)))
+        columns = rows.collate([rows[number] for number in numbers])
         columns = {name: column.to(model.device) for name, column in columns.items()}
-        labels = columns["labels"][columns["labels"] != IGNORE]
         logits = model(**columns).logits
+        labels = columns["labels"]
+        labels = labels[labels != IGNORE]
         parts["label"].append(labels)
         parts["loss"].append(F.cross_entropy(logits, labels, reduction="none"))
         parts["right"].append(logits.argmax(-1) == labels)
@@ -175,13 +176,19 @@ def run(text: TextArguments, training: TrainingArguments, callbacks: Any = None)
     """Train, going on from the last whole checkpoint in `output_dir`; what `metrics.json` says."""
     if training.max_steps < 1:
         raise CourseError("rows are counted here, not epochs", "--max_steps", "say --max_steps N")
-    folder = Path(training.output_dir)
+    model = make_model(text, training.seed)
+    tokenizer = AutoTokenizer.from_pretrained(text.model_name_or_path)
     step = training.train_batch_size * training.world_size * training.gradient_accumulation_steps
-    trainer = make_trainer(text, training, step * training.max_steps, callbacks)
+    train = mask_file(text.train_file, text, tokenizer, training.seed, step * training.max_steps)
+    held_out = mask_file(text.validation_file, text, tokenizer, training.seed)
+    trainer = Trainer(
+        model, training, train.collate, train, held_out, tokenizer, callbacks=callbacks
+    )
+    trainer.remove_callback(transformers.PrinterCallback)  # metrics.json says it
+    folder = Path(str(training.output_dir))
     trainer.train(resume_from_checkpoint=last_checkpoint(folder))
-    # Saved before anything else can fail.
-    trainer.save_model()
-    scores = score(trainer.model, trainer.eval_dataset)
+    trainer.save_model()  # before anything else can fail
+    scores = score(model, held_out)
     metrics = {
         "world": training.world_size,
         "rows a step": step,
@@ -194,58 +201,41 @@ def run(text: TextArguments, training: TrainingArguments, callbacks: Any = None)
     return metrics
 
 
-def make_trainer(
-    text: TextArguments, training: TrainingArguments, rows: int, callbacks: Any
-) -> Trainer:
-    """The Trainer of a run with so many masked rows."""
-    if not Path(text.model_name_or_path).is_dir():
-        place = f"--model_name_or_path {text.model_name_or_path}"
+def make_model(text: TextArguments, seed: int) -> SparseMaskedLM:
+    """The model that a run begins with, the same one in every process."""
+    folder = text.model_name_or_path
+    if not Path(folder).is_dir():
+        place = f"--model_name_or_path {folder}"
         raise CourseError("there is no such folder", place, "write the folder of a model")
-    tokenizer = AutoTokenizer.from_pretrained(text.model_name_or_path)
-    masking = Masking(text.mlm_probability, whole_words=text.whole_word)
-    options = [tokenizer, masking, training.seed, text.max_seq_length]
-    train = MaskedLines(read_lines(text.train_file), *options, rows)
-    held_out = MaskedLines(read_lines(text.validation_file), *options)
-    # The same first weights in every process.
-    torch.manual_seed(training.seed)
+    torch.manual_seed(seed)
     if text.from_scratch:
-        model = SparseMaskedLM(AutoConfig.from_pretrained(text.model_name_or_path))
-    else:
-        model = SparseMaskedLM.from_pretrained(text.model_name_or_path, dtype=torch.float32)
-    trainer = Trainer(
-        model,
-        training,
-        train.collate,
-        train_dataset=train,
-        eval_dataset=held_out,
-        processing_class=tokenizer,
-        callbacks=callbacks,
-    )
-    # What it would print stands in metrics.json.
-    trainer.remove_callback(transformers.PrinterCallback)
-    return trainer
+        return SparseMaskedLM(AutoConfig.from_pretrained(folder))
+    return SparseMaskedLM.from_pretrained(folder, dtype=torch.float32)
 
 
-def read_lines(file: str) -> list[str]:
-    """The lines of a text; none at all is a mistake."""
+def mask_file(
+    file: str, text: TextArguments, tokenizer: Any, seed: int, rows: int = 0
+) -> MaskedLines:
+    """The lines of a file as masked rows."""
     path = Path(file)
     lines = path.read_text(encoding="utf-8").splitlines() if path.is_file() else []
     if not lines:
         raise CourseError("this file has no lines, or is not there", path, "write a row a line")
-    return lines
+    masking = Masking(text.mlm_probability, whole_words=text.whole_word)
+    return MaskedLines(lines, tokenizer, masking, seed, text.max_seq_length, rows)
 
 
 def last_checkpoint(folder: Path) -> str | None:
     """The newest checkpoint that was saved to its end: `trainer_state.json` is written last."""
-    whole = {}
-    for checkpoint in folder.glob("checkpoint-*"):
-        number = checkpoint.name.removeprefix("checkpoint-")
-        if number.isdigit() and (checkpoint / "trainer_state.json").is_file():
-            whole[int(number)] = str(checkpoint)
-    return whole[max(whole)] if whole else None
+    saved = {}
+    for state in folder.glob("checkpoint-*/trainer_state.json"):
+        number = state.parent.name.removeprefix("checkpoint-")
+        if number.isdigit():
+            saved[int(number)] = str(state.parent)
+    return saved[max(saved)] if saved else None
 
 
 if __name__ == "__main__":
     transformers.logging.set_verbosity_error()
-    parser = transformers.HfArgumentParser((TextArguments, TrainingArguments))
-    run(*parser.parse_args_into_dataclasses())
+    kinds: Any = (TextArguments, TrainingArguments)
+    run(*transformers.HfArgumentParser(kinds).parse_args_into_dataclasses())

@@ -370,7 +370,8 @@ def split_packages(sizes: dict[str, int], share: float = 0.05) -> dict[str, str]
     """
     families = collections.defaultdict(list)
     for name in sizes:
-        families[re.match(r"[a-z]*", name)[0]].append(name)
+        family = re.sub("[^a-z].*", "", name)
+        families[family].append(name)
     order = sorted(families, key=lambda family: hashlib.sha1(family.encode()).digest())
     splits = dict.fromkeys(sizes, "train")
     for split in ("test", "validation"):

@@ -301,9 +301,10 @@ SECRETS = [
 ]
 # Starts with a literal, so it is found fast.
 MAYBE_EMAIL = re.compile(r"@(?<=\w@)[\w-]+\.")
-# `q@k.mT` is a matrix product.
+# `q@k.mT` is a matrix product. Addresses with nothing but a sign between them are taken as one.
 EMAIL = re.compile(
-    r"(?<![\w.+-])[\w.+-]+@(?!self\.)(?:[\w-]+\.)+(?:[A-Za-z][a-z]{1,23}|[A-Z]{2,24})\b(?![(\[])"
+    r"(?<![\w.+-])(?:[\w.+-]+@(?!self\.)(?:[\w-]+\.)+"
+    r"(?:[A-Za-z][a-z]{1,23}|[A-Z]{2,24})\b(?![(\[]))+"
 )
 
 

@@ -301,9 +301,10 @@ SECRETS = [
 ]
 # Starts with a literal, so it is found fast.
 MAYBE_EMAIL = re.compile(r"@(?<=\w@)[\w-]+\.")
-# `q@k.mT` is a matrix product.
+# `q@k.mT` is a matrix product. Addresses with nothing but a sign between them are taken as one.
 EMAIL = re.compile(
-    r"(?<![\w.+-])[\w.+-]+@(?!self\.)(?:[\w-]+\.)+(?:[A-Za-z][a-z]{1,23}|[A-Z]{2,24})\b(?![(\[])"
+    r"(?<![\w.+-])(?:[\w.+-]+@(?!self\.)(?:[\w-]+\.)+"
+    r"(?:[A-Za-z][a-z]{1,23}|[A-Z]{2,24})\b(?![(\[]))+"
 )
 
 
@@ -370,7 +371,8 @@ def split_packages(sizes: dict[str, int], share: float = 0.05) -> dict[str, str]
     """
     families = collections.defaultdict(list)
     for name in sizes:
-        families[re.match(r"[a-z]*", name)[0]].append(name)
+        family = re.sub("[^a-z].*", "", name)
+        families[family].append(name)
     order = sorted(families, key=lambda family: hashlib.sha1(family.encode()).digest())
     splits = dict.fromkeys(sizes, "train")
     for split in ("test", "validation"):

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import functools
 import string
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 
 import numpy as np
 
@@ -54,14 +54,15 @@ def word_hashes(data: bytes) -> np.ndarray:
     sums = np.zeros(len(codes) + 1, np.uint64)
     np.cumsum(codes * powers(int(ODD), size)[: len(codes)], out=sums[1:])
     inverse = pow(int(ODD), -1, 2**64)
-    return scramble((sums[ends] - sums[starts]) * powers(inverse, size)[starts])
+    words = (sums[ends] - sums[starts]) * powers(inverse, size)[starts]
+    return scramble(words)
 
 
-def combine(rows: Iterable[np.ndarray]) -> np.ndarray:
+def combine(rows: Sequence[np.ndarray] | np.ndarray) -> np.ndarray:
     """One hash for each column of several rows of hashes."""
-    total = np.uint64(0)
+    total = np.zeros(len(rows[0]), np.uint64)
     for row in rows:
-        total = row + total * ODD
+        total = total * ODD + row
     return scramble(total)
 
 
@@ -79,7 +80,8 @@ def shingles(hashes: np.ndarray, length: int) -> np.ndarray:
 @functools.cache
 def multipliers(seed: int = 1) -> tuple[np.ndarray, np.ndarray]:
     """Odd 64-bit factors and offsets: with 32-bit ones the hashes would all rank words alike."""
-    factors, offsets = np.random.default_rng(seed).integers(0, 2**64, (2, WIDTH, 1), np.uint64)
+    rng = np.random.default_rng(seed)
+    factors, offsets = rng.integers(0, 2**64, (2, WIDTH, 1), np.uint64)
     return factors | np.uint64(1), offsets
 
 
@@ -94,7 +96,8 @@ def signature(hashes: np.ndarray) -> np.ndarray:
     factors, offsets = multipliers()
     hashes = np.sort(hashes)
     # Each word once; `np.unique` would take three times as long.
-    hashes = np.concatenate([hashes[:1], hashes[1:][hashes[1:] != hashes[:-1]]])
+    first = np.flatnonzero(hashes[1:] != hashes[:-1]) + 1
+    hashes = np.concatenate([hashes[:1], hashes[first]])
     least = np.full(WIDTH, 2**32 - 1, np.uint32)
     for start in range(0, len(hashes), 512):
         block = (hashes[start : start + 512] * factors + offsets) >> np.uint64(32)

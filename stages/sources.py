@@ -51,9 +51,13 @@ def environment() -> list[Tree]:
 
 def distribution_tree(name: str, package: importlib.metadata.Distribution) -> Tree:
     """The source files that an installed package lists as its own, inside its folder."""
-    paths = {file.as_posix() for file in package.files or [] if file.name.endswith(SOURCE)}
-    inside = sorted(p for p in paths if not p.startswith(("..", "/")) and p.isprintable())
-    return Tree(name, licence_of(package.metadata), Path(str(package.locate_file(""))), inside)
+    paths = set()
+    for file in package.files or []:
+        path = file.as_posix()
+        if path.endswith(SOURCE) and path.isprintable() and not path.startswith(("..", "/")):
+            paths.add(path)
+    root = Path(str(package.locate_file("")))
+    return Tree(name, licence_of(package.metadata), root, sorted(paths))
 
 
 def folder_tree(root: Path, package: str, licence: str, skip: Iterable[str] = ()) -> Tree:

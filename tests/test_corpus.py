@@ -216,7 +216,8 @@ def test_a_split_that_is_not_there_is_named(tmp_path):
 def hostile_tables(engine: duckdb.DuckDBPyConnection, prefix: str) -> None:
     """The three tables with rows at every edge of the query."""
     sizes = [0, 1023, 1024, 5000, 1048575, 1048576, None]
-    paths = ["a.py", "a.PY", "a.pyi", "py", ".py", "x/%.py", "a.py ", None]
+    # Every third path is in a repository without a licence, the next one in one with two.
+    paths = ["a.py", "a.PY", "b.py", "a.pyi", ".py", None, "x/%.py", "a.py ", "c.py", "py", None]
     files = [(f"repo{i % 3}", path, f"id{j}") for i, path in enumerate(paths) for j in range(21)]
     contents = [(f"id{j}", sizes[j % 7], [False, True, None][j // 7], "text", j) for j in range(21)]
     licences = [("repo0", "mit"), ("repo1", "apache-2.0"), ("repo1", "gpl-3.0"), (None, "mit")]
@@ -357,6 +358,11 @@ def test_secrets_are_cut_out_and_counted(text, kind):
     assert body not in redacted
 
 
+def test_an_address_that_touches_another_goes_too():
+    redacted, _ = corpus.redact("to ada@example.org-bob@example.org, eve@example.org.")
+    assert redacted == "to <e-mail>, <e-mail>."
+
+
 # What secrets are made of, so that random texts hold whole ones, halves and neighbours.
 PARTS = [sign for _, sign, _ in corpus.SECRETS] + [
     "ada@example.org",
@@ -412,9 +418,12 @@ def test_code_that_only_looks_like_a_secret_stays(text):
         "eyJ",
         "eyJaaaaaaaaaa.",
         "a@b.",
+        "a@b.cc.",
+        "a@b.cc",
         "a@",
         "@b.",
         "https://a:",
+        "://a:b@c.dd",
         "://a",
         "gh",
         "ghp_",

@@ -61,9 +61,18 @@ def failed_row(id: str, error: Exception) -> Row:
     'failed: ValueError: no such store'
     """
     message = f"{type(error).__name__}: {error}".splitlines()[0]
-    figures = {"unit": "", "ours": None, "peers": {}, "ratio": None, "bar": "–"}
-    outcome = {"holds": False, "measured": "now", "error": str(error)}
-    return {"id": id, "what": f"failed: {message}", **figures, **outcome}
+    return {
+        "id": id,
+        "what": f"failed: {message}",
+        "unit": "",
+        "ours": None,
+        "peers": {},
+        "ratio": None,
+        "bar": "–",
+        "holds": False,
+        "measured": "now",
+        "error": str(error),
+    }
 
 
 def cells_of(row: Row) -> tuple[str, ...]:
@@ -71,9 +80,15 @@ def cells_of(row: Row) -> tuple[str, ...]:
     peers = ", ".join(f"{name} {value:,.4g}" for name, value in row["peers"].items())
     ours = "–" if row["ours"] is None else f"{row['ours']:,.4g} {row['unit']}"
     ratio = "–" if row["ratio"] is None else f"{row['ratio']:.2f}"
-    mark = "✔" if row["holds"] else "✘"
-    what = f"{row['id']}: {row['what']}"
-    return mark, what, ours, peers or "–", ratio, str(row["bar"]), row.get("measured", "now")
+    return (
+        "✔" if row["holds"] else "✘",
+        f"{row['id']}: {row['what']}",
+        ours,
+        peers or "–",
+        ratio,
+        str(row["bar"]),
+        row.get("measured", "now"),
+    )
 
 
 def format_table(rows: list[Row]) -> str:

@@ -68,10 +68,10 @@ def row(
     (3.0, '>= 2 x', True)
     """
     ratio = ours / next(iter(peers.values())) if peers else None
-    on_ratio = ratio is not None and bar_on == "ratio"
-    judged = ratio if on_ratio else ours
+    judged = ours if ratio is None or bar_on == "ours" else ratio
     reached = judged >= bar if higher_is_better else judged <= bar
     sign = ">=" if higher_is_better else "<="
+    bar_unit = unit if ratio is None or bar_on == "ours" else "x"
     return {
         "id": id,
         "what": what,
@@ -79,7 +79,7 @@ def row(
         "ours": ours,
         "peers": dict(peers),
         "ratio": ratio,
-        "bar": f"{sign} {bar:g} {'x' if on_ratio else unit}",
+        "bar": f"{sign} {bar:g} {bar_unit}",
         "holds": bool(valid and reached),
         "measured": measured,
     }

@@ -1,1 +1,1 @@
-"""Side by side against named peers: each module has `rows()`, `python -m benchmarks` runs them all."""
+"""Side by side against named peers; `python -m benchmarks` runs every comparison."""

@@ -1,16 +1,22 @@
-"""What every benchmark needs: ways timed in turn, a row of the table, the commit of the checkout."""
+"""What every benchmark needs: ways timed in turn, a row of the table, its inputs, the commit."""
 
 from __future__ import annotations
 
 import statistics
 import subprocess
+import sys
 import time
 from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
 from typing import Any
 
-from utils.errors import ROOT
+from utils.artifacts import read_manifest
+from utils.errors import ROOT, CourseError, build_folder
+from utils.lesson import PUBLISHED_BY
 
 Row = dict[str, Any]
+# Each of these is made from those before it.
+ROAD = ("corpus", "tokenizer", "tokens", "pretrained")
 
 
 def interleaved(
@@ -62,10 +68,10 @@ def row(
     (3.0, '>= 2 x', True)
     """
     ratio = ours / next(iter(peers.values())) if peers else None
-    on_ratio = ratio is not None and bar_on == "ratio"
-    judged = ratio if on_ratio else ours
+    judged = ours if ratio is None or bar_on == "ours" else ratio
     reached = judged >= bar if higher_is_better else judged <= bar
     sign = ">=" if higher_is_better else "<="
+    bar_unit = unit if ratio is None or bar_on == "ours" else "x"
     return {
         "id": id,
         "what": what,
@@ -73,10 +79,24 @@ def row(
         "ours": ours,
         "peers": dict(peers),
         "ratio": ratio,
-        "bar": f"{sign} {bar:g} {'x' if on_ratio else unit}",
+        "bar": f"{sign} {bar:g} {bar_unit}",
         "holds": bool(valid and reached),
         "measured": measured,
     }
+
+
+def artifact(name: str, profile: str = "smoke") -> Path:
+    """The folder of an artifact; what is missing on the road to it is made first, by its lessons."""
+    folder = build_folder() / "artifacts" / profile
+    road = ROAD[: ROAD.index(name) + 1]
+    missing = [PUBLISHED_BY[step] for step in road if read_manifest(folder / step) is None]
+    if missing:
+        command = [sys.executable, "-m", "course", "run", "--only", ",".join(missing)]
+        subprocess.run([*command, "--profile", profile], cwd=ROOT, check=False, stdout=sys.stderr)
+    if read_manifest(folder / name) is None:
+        fix = f"make run ONLY={','.join(missing)} PROFILE={profile}"
+        raise CourseError(f"the artifact {name!r} could not be made", folder / name, fix)
+    return folder / name
 
 
 def commit() -> str:

@@ -1,124 +1,115 @@
-"""Training and encoding against the usual ways, on the environment's own Python source.
+"""Training and encoding against the usual ways, on the environment's own Python source."""
 
-`rows()` gives one row a claim; `python -m benchmarks.tokenization` prints them.
-"""
 from __future__ import annotations
 
 import os
 import re
-import statistics
 import sysconfig
-import time
 import zlib
-from collections.abc import Callable
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
-import utils  # noqa: F401  (offline, before transformers)
-from stages import tokenizer as tokenization
-from stages.tokenizer import BulkEncoder, characters_per_token, PATTERNS
+# before transformers, because it sets offline mode
+import utils  # noqa: F401
+from benchmarks.timing import Row, interleaved, row
+from stages.tokenizer import PATTERNS, BulkEncoder, blank_tokenizer, train_bpe
 
 VOCABULARY = 32_768
-LEARN, ENCODE = 30_000_000, 8_000_000  # characters
+# Characters to learn from, and to encode.
+LEARN = 30_000_000
+ENCODE = 8_000_000
 
 
 def is_written_by_hand(text: str) -> bool:
     """The corpus's coarsest filters: not generated, no table of data, no gigantic line."""
     longest = max(map(len, text.splitlines()), default=0)
     generated = re.search(r"(?i)generated (by|from|automatically)|auto-?generated", text[:500])
-    return longest < 1000 and not generated and sum(map(str.isalnum, text)) > 0.4 * len(text)
+    letters = sum(map(str.isalnum, text))
+    return longest < 1000 and generated is None and letters > 0.4 * len(text)
 
 
-def source_texts() -> tuple[list[str], list[str]]:
-    """Text to learn from and, from other packages, text to encode."""
+def source_texts(learn: int = LEARN, encode: int = ENCODE) -> tuple[list[str], list[str]]:
+    """Texts to learn from and, from other packages, texts to encode: so many characters of each."""
     root = Path(sysconfig.get_paths()["purelib"])
-    texts: tuple[list[str], list[str]] = ([], [])
-    sizes = [0, 0]
+    texts: dict[bool, list[str]] = {False: [], True: []}
+    left = {False: learn, True: encode}
     for path in sorted(root.rglob("*.py"), key=lambda path: zlib.crc32(path.name.encode())):
         # whole packages are held out, not files
         held_out = zlib.crc32(path.relative_to(root).parts[0].encode()) % 10 < 2
-        if 1000 < path.stat().st_size < 200_000 and sizes[held_out] < (LEARN, ENCODE)[held_out]:
-            text = path.read_text(encoding="utf-8", errors="replace")
-            if is_written_by_hand(text):
-                texts[held_out].append(text)
-                sizes[held_out] += len(text)
-    return texts
+        if left[held_out] <= 0 or not 1000 < path.stat().st_size < 200_000:
+            continue
+        text = path.read_text(encoding="utf-8", errors="replace")
+        if is_written_by_hand(text):
+            texts[held_out].append(text)
+            left[held_out] -= len(text)
+    return texts[False], texts[True]
 
 
-def interleaved(ways: dict[str, Callable[[], Any]], repeats: int) -> dict[str, float]:
-    """Median seconds of each way, all run in turn, so that a busy moment meets them all."""
-    seconds: dict[str, list[float]] = {name: [] for name in ways}
-    for _ in range(repeats):
-        for name, work in ways.items():
-            start = time.perf_counter()
-            work()
-            seconds[name].append(time.perf_counter() - start)
-    return {name: statistics.median(times) for name, times in seconds.items()}
+def megabytes(texts: Sequence[str]) -> float:
+    return sum(len(text.encode()) for text in texts) / 1e6
 
 
-def row(id: str, what: str, unit: str, ours: float, peers: dict[str, float], bar: float,
-        honest: bool = True, digits: int = 1) -> dict[str, Any]:
-    """One row: the ratio is ours over the first peer, and the claim holds if it reaches the bar."""
-    ratio = ours / next(iter(peers.values()))
-    return {"id": id, "what": what, "unit": unit, "ours": round(ours, digits),
-            "peers": {name: round(value, digits) for name, value in peers.items()},
-            "ratio": round(ratio, 4), "bar": bar, "holds": bool(honest and ratio >= bar)}
+def characters_per_token(tokenizer: Any, texts: Sequence[str]) -> float:
+    return sum(map(len, texts)) / sum(map(len, BulkEncoder(tokenizer)(texts)))
 
 
-def training_rows(learn: list[str], encode: list[str]) -> list[dict[str, Any]]:
-    """Speed of training with GPT-2's rule, and compression of the two results."""
-    rule, made = PATTERNS["gpt2"], {}
-    blank = tokenization.blank_tokenizer(rule)
-
-    def library() -> None:
-        made["library"] = blank.train_new_from_iterator(learn, VOCABULARY, show_progress=False)
-
-    def ours() -> None:
-        made["ours"] = tokenization.train_bpe(learn, VOCABULARY, rule)
-
-    seconds = interleaved({"ours": ours, "library": library}, 3)
-    megabytes = sum(len(text.encode()) for text in learn) / 1e6
-    fits = {name: characters_per_token(BulkEncoder(t), encode) for name, t in made.items()}
-    course = BulkEncoder(tokenization.train_bpe(learn, VOCABULARY))
-    fits["code"] = characters_per_token(course, encode)
-    no_worse = fits["ours"] >= 0.999 * fits["library"]
-    return [
-        row("tokenizer-training", f"BPE training to {VOCABULARY:,}, conversion included", "MB/s",
-            megabytes / seconds["ours"],
-            {"train_new_from_iterator": megabytes / seconds["library"]}, 2, no_worse),
-        row("tokenizer-compression", "held-out packages, same rule, faster trainer's merges",
-            "characters per token", fits["ours"], {"train_new_from_iterator": fits["library"]},
-            0.999, digits=4),
-        row("tokenizer-rule", "held-out packages, the course's rule; the classic text has 3.62",
-            "characters per token", fits["code"],
-            {"classic text": 3.62, "GPT-2's rule": fits["ours"]}, 1, digits=3)]
-
-
-def encoding_row(learn: list[str], encode: list[str]) -> dict[str, Any]:
+def encoding_rows(
+    vocabulary: int = VOCABULARY, learn: int = LEARN, encode: int = ENCODE
+) -> Iterator[Row]:
     """Speed of bulk encoding on two threads; it counts only if every id is the same."""
-    tokenizer = tokenization.train_bpe(learn, VOCABULARY)
-    bulk, engine = BulkEncoder(tokenizer, threads=2), tokenizer.backend_tokenizer
-    same = [ids.tolist() for ids in bulk(encode)] == tokenizer(encode)["input_ids"]
-    seconds = interleaved({
-        "ours": lambda: bulk(encode),
-        "tokenizer(list)": lambda: tokenizer(encode)["input_ids"],
-        "encode_batch_fast": lambda: [e.ids for e in engine.encode_batch_fast(encode)],
-        "tiktoken batch, lists": lambda: bulk.encoding.encode_ordinary_batch(encode, num_threads=2),
-    }, 5)
-    megabytes = sum(len(text.encode()) for text in encode) / 1e6
-    speed = {name: megabytes / time_ for name, time_ in seconds.items()}
-    return row("bulk-encoding", f"{VOCABULARY:,} tokens, 2 threads, identical ids", "MB/s",
-               speed.pop("ours"), speed, 4, same)
-
-
-def rows() -> list[dict[str, Any]]:
-    """Every claim of the room, measured now."""
     os.environ["TOKENIZERS_PARALLELISM"] = "true"
     os.environ.setdefault("RAYON_NUM_THREADS", "2")
-    learn, encode = source_texts()
-    return [encoding_row(learn, encode), *training_rows(learn, encode)]
+    train, texts = source_texts(learn, encode)
+    tokenizer = train_bpe(train, vocabulary)
+    bulk = BulkEncoder(tokenizer, threads=2)
+    engine = tokenizer.backend_tokenizer
+    same = [ids.tolist() for ids in bulk(texts)] == tokenizer(texts)["input_ids"]
+    ways: dict[str, Callable[[], object]] = {
+        "ours": lambda: bulk(texts),
+        "tokenizer(list)": lambda: tokenizer(texts)["input_ids"],
+        "encode_batch_fast": lambda: [e.ids for e in engine.encode_batch_fast(texts)],
+        "tiktoken batch, lists": lambda: bulk.encoding.encode_ordinary_batch(texts, num_threads=2),
+    }
+    seconds = interleaved(*ways.values(), repeats=5)
+    speed = dict(zip(ways, [megabytes(texts) / value for value in seconds], strict=True))
+    ours = speed.pop("ours")
+    what = f"{vocabulary:,} tokens, 2 threads, identical ids"
+    yield row("bulk-encoding", what, "MB/s", ours, speed, bar=8, valid=same)
 
 
-if __name__ == "__main__":
-    for line in rows():
-        print(line)
+def training_rows(
+    vocabulary: int = VOCABULARY, learn: int = LEARN, encode: int = ENCODE
+) -> Iterator[Row]:
+    """Speed of training with GPT-2's rule, and compression of the two results."""
+    os.environ["TOKENIZERS_PARALLELISM"] = "true"
+    train, texts = source_texts(learn, encode)
+    rule = PATTERNS["gpt2"]
+    blank = blank_tokenizer(rule)
+    trained: dict[str, Any] = {}
+
+    def train_theirs() -> None:
+        trained["theirs"] = blank.train_new_from_iterator(train, vocabulary, show_progress=False)
+
+    def train_ours() -> None:
+        trained["ours"] = train_bpe(train, vocabulary, rule)
+
+    our_time, their_time = interleaved(train_ours, train_theirs, repeats=3, warm_up=0)
+    ours = characters_per_token(trained["ours"], texts)
+    theirs = characters_per_token(trained["theirs"], texts)
+    size = megabytes(train)
+    library = "train_new_from_iterator"
+    what = f"BPE training to {vocabulary:,}, conversion included"
+    speed = {library: size / their_time}
+    no_worse = ours >= 0.999 * theirs
+    yield row("tokenizer-training", what, "MB/s", size / our_time, speed, bar=3, valid=no_worse)
+    unit = "characters per token"
+    what = "held-out packages, same rule, faster trainer's merges"
+    yield row("tokenizer-compression", what, unit, ours, {library: theirs}, bar=0.999)
+    what = "held-out packages, the course's rule; the classic text has 3.62"
+    code = characters_per_token(train_bpe(train, vocabulary), texts)
+    peers = {"classic text": 3.62, "GPT-2's rule": ours}
+    yield row("tokenizer-rule", what, unit, code, peers, bar=1)
+
+
+PARTS = (encoding_rows, training_rows)

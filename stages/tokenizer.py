@@ -203,7 +203,7 @@ class BulkEncoder:
         if tokenizer.split_special_tokens:
             self.allowed -= set(tokenizer.all_special_tokens)
         self.threads = threads or getattr(os, "process_cpu_count", os.cpu_count)()
-        self.pattern = read_pattern(tokenizer)
+        self.pattern = read_pattern(tokenizer) or ""
         self.encoding = tiktoken.Encoding(
             "bulk",
             pat_str=self.pattern,

@@ -356,7 +356,7 @@ def test_asked_to_stop_it_saves_and_leaves(
 
 def test_two_runs_do_not_share_a_folder(recipe: Recipe) -> None:  # noqa: F811
     accelerator = make_accelerator(recipe)
-    one, two = (Run(recipe.place("folder"), 12, accelerator) for _ in range(2))
+    one, two = (Run(recipe, accelerator, None) for _ in range(2))
     with one.locked(), pytest.raises(CourseError, match="another process trains"), two.locked():
         pass
     with two.locked():
@@ -713,11 +713,11 @@ def test_ranks_agree_on_what_the_first_one_measured(recipe: Recipe, tmp_path: Pa
         "from utils.errors import Choice\n"
         "mine = torch.bfloat16 if os.environ['RANK'] == '0' else torch.float32\n"
         "training.choose_dtype = lambda device: Choice(mine, '')\n"
-        "real = training.train\n"
-        "def train(run, step, *rest):\n"
+        "real = training.advance\n"
+        "def advance(run, step, recipe):\n"
         "    assert step.dtype == torch.bfloat16, (os.environ['RANK'], step.dtype)\n"
-        "    real(run, step, *rest)\n"
-        "training.train = train\n"
+        "    real(run, step, recipe)\n"
+        "training.advance = advance\n"
         "training.pretrain(training.Recipe.model_validate_json(open(sys.argv[1]).read()))\n"
     )
     auto = recipe.change(precision="auto")

@@ -205,7 +205,7 @@ def build_model(recipe: Recipe, tokenizer: Any, seed: int | None = None) -> Any:
     return model
 
 
-def flops_per_token(model: torch.nn.Module, block: int) -> int:
+def flops_per_token(model: Any, block: int) -> int:
     """Multiplications and additions to train on one token: 6 a weight, and the attention's.
 
     A weight counts where it multiplies: a tied embedding as the head, a lookup not at all.
@@ -221,7 +221,7 @@ def flops_per_token(model: torch.nn.Module, block: int) -> int:
 # optimizers and their rates -------------------------------------------------------------------
 
 
-def sort_parameters(model: torch.nn.Module) -> dict[str, list[torch.nn.Parameter]]:
+def sort_parameters(model: Any) -> dict[str, list[torch.nn.Parameter]]:
     """Matrices of the layers, embeddings (with the head), and vectors: biases and norms."""
     head = model.get_output_embeddings()
     tables = [m.weight for m in model.modules() if isinstance(m, torch.nn.Embedding)]

@@ -67,7 +67,7 @@ class Step:
         self.dtype = getattr(torch, precision)
         self.micro = self.fit_micro(micro)
         self.sharded = isinstance(next(model.parameters()), DTensor)
-        trained = torch.compile(model) if compile else model
+        trained: Any = torch.compile(model) if compile else model
         # Shards exchange their gradients by themselves, copies of a model by DDP.
         self.trained = trained if self.sharded else accelerator.prepare(trained)
         # It lifts the small gradients of float16; switched off, it passes everything through.
@@ -86,11 +86,9 @@ class Step:
 
     def go_to(self, number: int) -> None:
         """Let the next rows be those of this step, in pieces of `micro` rows."""
-        ranks = {
-            "rank": self.accelerator.process_index,
-            "world": self.accelerator.num_processes,
-        }
-        loader = Loader(self.split, self.micro, self.seed, number * self.rows, **ranks)
+        rank, world = self.accelerator.process_index, self.accelerator.num_processes
+        start = number * self.rows
+        loader = Loader(self.split, self.micro, self.seed, start, rank=rank, world=world)
         self.batches = iter(loader)
 
     def autocast(self) -> Any:
@@ -224,9 +222,11 @@ def shard_model(model: Any, device: str, world: int) -> None:
 class Run:
     """A run's folder and where it stands: lock, checkpoints, log, a polite end."""
 
-    def __init__(self, folder: Path, steps: int, accelerator: Any) -> None:
-        self.folder = folder
-        self.steps = steps
+    def __init__(self, recipe: Recipe, accelerator: Any, tokenizer: Any) -> None:
+        self.folder = recipe.place("folder")
+        self.steps = recipe.steps
+        self.keep = recipe.keep
+        self.tokenizer = tokenizer
         self.accelerator = accelerator
         self.is_main = accelerator.is_main_process
         self.progress: dict[str, Any] = {"step": 0}
@@ -253,6 +253,8 @@ class Run:
         lock = FileLock(self.folder.with_name(f".{self.folder.name}.lock"))
         try:
             if self.is_main:
+                with plain_disk_errors(self.folder):
+                    self.folder.mkdir(parents=True, exist_ok=True)
                 lock.acquire(timeout=0)
             yield
         except Timeout as error:
@@ -317,24 +319,25 @@ class Run:
             fix = "choose another folder, or delete this one"
             raise CourseError(f"the folder holds another run: {differs}", self.folder, fix)
 
-    def save(self, model: Any, optimizers: list[Any], tokenizer: Any, keep: int | None) -> None:
+    def save(self, step: Step) -> None:
         """A checkpoint; a full disk costs this one and not the run, unless it is the last."""
+        parts = (step.model, step.optimizers, self.tokenizer, self.progress)
         try:
-            arguments = (model, optimizers, tokenizer, self.progress)
-            path = checkpoints.save_checkpoint(self.folder, *arguments)
-            if self.is_main:
-                for callback in self.callbacks:
-                    callback.after_save(self, path)
-                self.drop_old(keep)
+            path = checkpoints.save_checkpoint(self.folder, *parts)
+            for callback in self.callbacks:
+                callback.after_save(self, path)
+            self.drop_old()
         except CourseError as error:
             if self.ends_here:
                 raise
             tqdm.write(f"no checkpoint at step {self.step}, the run goes on: {error}")
         self.accelerator.wait_for_everyone()
 
-    def drop_old(self, keep: int | None) -> None:
-        in_use = {path for callback in self.callbacks for path in callback.in_use}
-        checkpoints.drop_checkpoints(self.folder, keep, in_use)
+    def drop_old(self) -> None:
+        """Drop the checkpoints that need not be kept and are not in use."""
+        if self.is_main:
+            in_use = {path for callback in self.callbacks for path in callback.in_use}
+            checkpoints.drop_checkpoints(self.folder, self.keep, in_use)
 
     def log(self, kind: str, **values: Any) -> None:
         """One line in `log.jsonl`; on a full disk it waits for the next."""
@@ -412,11 +415,12 @@ def find_input(recipe: Recipe, name: str) -> Path:
     return path
 
 
-def build_step(recipe: Recipe, accelerator: Any, split: Split, tokenizer: Any, run: Run) -> Step:
+def build_step(recipe: Recipe, run: Run, split: Split) -> Step:
     """The model of a recipe, its optimizers, and the step that they take."""
+    accelerator = run.accelerator
     torch.set_float32_matmul_precision("high")
     torch.set_num_threads(run.progress["threads"])
-    model = build_model(recipe, tokenizer)
+    model = build_model(recipe, run.tokenizer)
     block = split.header["block"]
     positions = getattr(model.config, "max_position_embeddings", block)
     if positions < block:
@@ -441,22 +445,22 @@ def build_step(recipe: Recipe, accelerator: Any, split: Split, tokenizer: Any, r
 
 
 def make_callbacks(
-    recipe: Recipe, step: Step, tokenizer: Any, validation: Split, flops: int
+    recipe: Recipe, run: Run, step: Step, validation: Split
 ) -> list[callbacks.Callback]:
     """What happens beside the run that a recipe describes."""
-    world = step.accelerator.num_processes
-    rate = callbacks.matmul_rate(step.device.type, step.dtype) * world
     block = step.split.header["block"]
+    rate = callbacks.matmul_rate(step.device.type, step.dtype) * run.accelerator.num_processes
+    used = flops_per_token(step.model, block) / rate
     every = (recipe.evaluate_every, recipe.save_every)
     chosen: list[callbacks.Callback] = [
-        callbacks.StepLog(recipe.log_every, recipe.rows * block, flops / rate),
-        callbacks.DivergenceCheck(len(tokenizer)),
+        callbacks.StepLog(recipe.log_every, recipe.rows * block, used),
+        callbacks.DivergenceCheck(len(run.tokenizer)),
         callbacks.Evaluation(step, validation, recipe.evaluate_rows, *every),
-        callbacks.Samples(step, tokenizer, recipe.prompts, recipe.sample_every),
+        callbacks.Samples(step, run.tokenizer, recipe.prompts, recipe.sample_every),
     ]
     if recipe.log_to:
-        chosen.append(callbacks.Trackers(step.accelerator))
-    if recipe.hub and step.accelerator.is_main_process:
+        chosen.append(callbacks.Trackers(run.accelerator))
+    if recipe.hub and run.is_main:
         chosen.append(callbacks.HubPush(recipe.hub, recipe.hub_public))
     return chosen
 
@@ -467,45 +471,53 @@ def pretrain(recipe: Recipe) -> None:
 
     accelerator = make_accelerator(recipe)
     tokenizer = AutoTokenizer.from_pretrained(find_input(recipe, "tokenizer"))
-    tokens = find_input(recipe, "tokens")
-    store = open_store(tokens, tokenizer)
-    run = Run(recipe.place("folder"), recipe.steps, accelerator)
-    run.folder.mkdir(parents=True, exist_ok=True)
+    run = Run(recipe, accelerator, tokenizer)
     with run.locked(), run.stoppable():
-        manifest = read_manifest(tokens) or {}
-        checkpoint = run.find_checkpoint(recipe, manifest.get("hash"))
-        step = build_step(recipe, accelerator, store["train"], tokenizer, run)
-        if checkpoint:
-            checkpoints.load_checkpoint(checkpoint, step.model, step.optimizers)
-        set_seed(recipe.seed)
-        flops = flops_per_token(step.model, store["train"].header["block"])
-        run.callbacks = make_callbacks(recipe, step, tokenizer, store["validation"], flops)
-        train(run, step, recipe, tokenizer)
+        step = begin(run, recipe)
+        while not run.ends_here:
+            advance(run, step, recipe)
+        finish(run)
 
 
-def train(run: Run, step: Step, recipe: Recipe, tokenizer: Any) -> None:
-    """Take steps from where a run stands to its end."""
-    chosen = {name: run.progress[name] for name in ("precision", "threads")}
-    run.log("start", **chosen, processes=run.accelerator.num_processes)
+def begin(run: Run, recipe: Recipe) -> Step:
+    """The step of a run, at the place where its folder stands."""
+    tokens = find_input(recipe, "tokens")
+    store = open_store(tokens, run.tokenizer)
+    manifest = read_manifest(tokens) or {}
+    checkpoint = run.find_checkpoint(recipe, manifest.get("hash"))
+    step = build_step(recipe, run, store["train"])
+    if checkpoint:
+        checkpoints.load_checkpoint(checkpoint, step.model, step.optimizers)
+    set_seed(recipe.seed)
+    run.callbacks = make_callbacks(recipe, run, step, store["validation"])
+    choices = {name: run.progress[name] for name in ("precision", "threads")}
+    run.log("start", **choices, processes=run.accelerator.num_processes)
     step.trained.train()
     step.go_to(run.step)
-    while not run.ends_here:
-        began = time.perf_counter()
-        share = share_of_rate(run.step, recipe)
-        scale = step.scaler.get_scale() if step.scaler.is_enabled() else None
-        loss, norm = step.take(run.step, share)
-        run.progress |= {"step": run.step + 1, "micro": step.micro}
-        result = callbacks.StepResult(loss, norm, share, time.perf_counter() - began, scale)
-        for callback in run.callbacks:
-            callback.after_step(run, result)
-        if run.is_due(recipe.save_every):
-            run.save(step.model, step.optimizers, tokenizer, recipe.keep)
+    return step
+
+
+def advance(run: Run, step: Step, recipe: Recipe) -> None:
+    """One step, and what is due behind it."""
+    began = time.perf_counter()
+    share = share_of_rate(run.step, recipe)
+    scale = step.scaler.get_scale() if step.scaler.is_enabled() else None
+    loss, norm = step.take(run.step, share)
+    run.progress |= {"step": run.step + 1, "micro": step.micro}
+    result = callbacks.StepResult(loss, norm, share, time.perf_counter() - began, scale)
+    for callback in run.callbacks:
+        callback.after_step(run, result)
+    if run.is_due(recipe.save_every):
+        run.save(step)
+
+
+def finish(run: Run) -> None:
+    """Wait for what goes on beside the run, and tidy up."""
     for callback in run.callbacks:
         callback.close(run)
-    if run.is_main:
-        run.drop_old(recipe.keep)
-        if run.stopping:
-            print(f"stopped at step {run.step}; the same command goes on from there")
+    run.drop_old()
+    if run.stopping:
+        print(f"stopped at step {run.step}; the same command goes on from there")
 
 
 # the program ------------------------------------------------------------------------------------

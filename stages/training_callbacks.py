@@ -42,8 +42,10 @@ class StepResult:
 class Callback:
     """What a run calls; each method does nothing until a class says otherwise."""
 
-    # A checkpoint in here is not dropped.
-    in_use: set[Path] = set()
+    @property
+    def in_use(self) -> set[Path]:
+        """Checkpoints that must not be dropped."""
+        return set()
 
     def after_step(self, run: Any, result: StepResult) -> None: ...
 

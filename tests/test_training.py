@@ -1,0 +1,904 @@
+"""The engine against a plain loop, and a run against kills, full disks, lost memory and launchers."""
+
+from __future__ import annotations
+
+import contextlib
+import io
+import json
+import math
+import os
+import signal
+import subprocess
+import sys
+import threading
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from small_runs import (  # noqa: F401
+    GPT2,
+    Killed,
+    at_step,
+    calm,
+    checkpoint_names,
+    die,
+    inputs,
+    launch,
+    log_lines,
+    losses,
+    recipe,
+    small_recipe,
+    weights,
+)
+from torch.nn import functional as F
+from transformers import AutoTokenizer
+
+from stages import checkpoints, training
+from stages import training_callbacks as callbacks
+from stages.recipe import Recipe, build_model, make_optimizers
+from stages.stand_in_hub import Handler, StandInHub
+from stages.tokens import open_store, permute, split_rows
+from stages.training import Run, Step, main, make_accelerator, noise_seed, pretrain
+from stages.training_callbacks import sum_losses
+from utils.errors import ROOT, Choice, CourseError
+from utils.machine import set_seed
+
+TORCHRUN = ("-m", "torch.distributed.run", "--standalone", "--nproc_per_node=2")
+
+
+def reset_accelerate() -> None:
+    from accelerate.state import AcceleratorState
+
+    AcceleratorState._reset_state(reset_partial_state=True)
+
+
+# a plain loop beside the engine -----------------------------------------------------------------
+
+
+def plain_loop(recipe: Recipe) -> Iterator[float]:  # noqa: F811
+    """AdamW, a cosine behind a warm-up of three steps, clipping: nothing of the engine but its weights."""
+    model = build_model(recipe, AutoTokenizer.from_pretrained(recipe.tokenizer)).train()
+    vectors = [p for p in model.parameters() if p.dim() < 2]
+    others = [p for p in model.parameters() if p.dim() >= 2]
+    groups = [{"params": others, "weight_decay": 0.1}, {"params": vectors, "weight_decay": 0.0}]
+    optimizer = torch.optim.AdamW(groups, lr=1.0, betas=(0.9, 0.95))
+    split = open_store(Path(recipe.tokens))["train"]
+    for step in range(12):
+        places = permute(np.arange(4 * step, 4 * step + 4), len(split), recipe.seed)
+        rows = torch.from_numpy(split.gather(places).astype(np.int64))
+        loss = F.cross_entropy(model(rows[:, :-1]).logits.flatten(0, 1), rows[:, 1:].flatten())
+        loss.backward()
+        torch.nn.utils.clip_grad_norm_(model.parameters(), 0.3)
+        cosine = 0.1 + 0.9 * (1 + math.cos(math.pi * (step - 3) / 9)) / 2
+        for group in optimizer.param_groups:
+            group["lr"] = 1e-2 * ((step + 1) / 3 if step < 3 else cosine)
+        optimizer.step()
+        optimizer.zero_grad()
+        yield loss.item()
+
+
+def test_the_engine_equals_a_plain_loop(recipe: Recipe) -> None:  # noqa: F811
+    fields = {"optimizer": "adamw", "rate": 1e-2, "weight_decay": 0.1, "clip": 0.3}
+    fields |= {"schedule": "cosine", "warmup": 0.25}
+    plain = Recipe(**{**vars(recipe), **fields, "model": GPT2})
+    pretrain(plain)
+    assert list(losses(plain).values()) == pytest.approx(list(plain_loop(plain)), abs=2e-5)
+    assert min(line["norm"] for line in log_lines(plain)) > 0.3, "clipping has something to do"
+
+
+@pytest.mark.parametrize("micro", [1, 2, 3])
+def test_accumulation_equals_the_large_batch(recipe: Recipe, calm: Recipe, micro: int) -> None:  # noqa: F811
+    # Three do not divide four: then it is two at a time.
+    pretrain(recipe.change(micro=micro))
+    assert losses(recipe) == pytest.approx(losses(calm), abs=1e-4)
+
+
+def test_the_comparison_notices_other_rows(
+    recipe: Recipe,  # noqa: F811
+    calm: Recipe,  # noqa: F811
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    in_order = lambda self, places: places % len(self.split)  # noqa: E731
+    monkeypatch.setattr(training.Loader, "rows_at", in_order)
+    pretrain(recipe)
+    assert losses(recipe) != pytest.approx(losses(calm), abs=1e-3)
+
+
+def test_it_learns(recipe: Recipe) -> None:  # noqa: F811
+    pretrain(recipe.change(steps=60, evaluate_every=60, save_every=60))
+    assert losses(recipe)[60] < losses(recipe)[1] - 0.8
+
+
+def test_what_is_due_happens_then_and_at_the_end(recipe: Recipe) -> None:  # noqa: F811
+    changes = {
+        "evaluate_every": 5,
+        "save_every": 4,
+        "log_every": 7,
+        "sample_every": 9,
+        "keep": None,
+    }
+    pretrain(recipe.change(**changes, prompts=["def ", "import "]))
+    assert list(losses(recipe, "validation")) == [4, 5, 8, 10, 12]
+    assert list(losses(recipe)) == [7, 12]
+    samples = log_lines(recipe, "sample")
+    assert [line["step"] for line in samples] == [9, 12]
+    assert [text[:4] for text in samples[0]["samples"]] == ["def ", "impo"]
+    assert checkpoint_names(recipe) == [
+        "checkpoint-000004",
+        "checkpoint-000008",
+        "checkpoint-000012",
+    ]
+
+
+def test_the_disk_is_not_asked_at_every_step(
+    recipe: Recipe,  # noqa: F811
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    calls = []
+    real = checkpoints.list_checkpoints
+    monkeypatch.setattr(checkpoints, "list_checkpoints", lambda f: calls.append(f) or real(f))
+    pretrain(recipe.change(steps=40, save_every=40, evaluate_every=40))
+    assert len(calls) < 6
+
+
+def test_rows_that_processes_cannot_share_are_refused(recipe: Recipe) -> None:  # noqa: F811
+    step = make_step(recipe)
+    step.accelerator = type("Three", (), {"num_processes": 3})
+    with pytest.raises(CourseError, match="make it a multiple of 3"):
+        step.fit_micro(4)
+
+
+def test_a_model_with_too_few_positions_is_refused(recipe: Recipe) -> None:  # noqa: F811
+    with pytest.raises(CourseError, match="16 positions"):
+        pretrain(recipe.change(model={"max_position_embeddings": 16}))
+
+
+def test_noise_is_the_same_on_every_machine() -> None:
+    assert noise_seed(42, 7, 1) == 4914442648729745993
+    seeds = {noise_seed(42, step, rank) for step in range(100) for rank in range(8)}
+    assert len(seeds) == 800
+
+
+# evaluation -------------------------------------------------------------------------------------
+
+
+def test_a_ragged_evaluation_counts_tokens(recipe: Recipe) -> None:  # noqa: F811
+    step = make_step(recipe)
+    split = open_store(Path(recipe.tokens))["validation"]
+    places = permute(np.arange(21), len(split), 42)
+    rows = torch.from_numpy(split.gather(places).astype(np.int64))
+    with torch.no_grad():
+        exact = float(step.model(**split_rows(rows)).loss)
+    for micro in (4, 16, 21):
+        total, count = sum_losses(step.model, split, 21, micro, 42)
+        assert count == 21 * 32
+        assert float(total / count) == pytest.approx(exact, abs=1e-6)
+
+
+@pytest.mark.parametrize("world", [2, 3, 5])
+def test_ranks_together_evaluate_each_row_once(recipe: Recipe, world: int) -> None:  # noqa: F811
+    model = make_step(recipe).model.train()
+    split = open_store(Path(recipe.tokens))["validation"]
+    parts = [sum_losses(model, split, 21, 8, 42, rank, world) for rank in range(world)]
+    alone = sum_losses(model, split, 21, 8, 42)
+    assert torch.stack(parts).sum(0).tolist() == pytest.approx(alone.tolist())
+    assert model.training, "evaluating leaves a model in its mode"
+
+
+# going on ---------------------------------------------------------------------------------------
+
+
+def test_a_killed_run_goes_on_to_the_same_bits(
+    recipe: Recipe,  # noqa: F811
+    calm: Recipe,  # noqa: F811
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    with monkeypatch.context() as patch, pytest.raises(Killed):
+        at_step(patch, 6, die)
+        pretrain(recipe)
+    assert max(losses(recipe)) == 6
+    # Nothing of the process that it wakes up in may matter.
+    set_seed(7)
+    pretrain(recipe)
+    assert losses(recipe) == losses(calm)
+    assert losses(recipe, "validation") == losses(calm, "validation")
+    mine, theirs = weights(recipe), weights(calm)
+    assert all(torch.equal(mine[name], theirs[name]) for name in theirs)
+
+
+def test_dropout_goes_on_to_the_same_bits_too(
+    recipe: Recipe,  # noqa: F811
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    noisy = recipe.change(model={"attention_dropout": 0.3})
+    twin = noisy.change(folder=recipe.folder + "-twin")
+    pretrain(twin)
+    with monkeypatch.context() as patch, pytest.raises(Killed):
+        at_step(patch, 9, die)
+        pretrain(noisy)
+    pretrain(noisy)
+    assert losses(noisy) == losses(twin)
+
+
+def test_precision_and_threads_are_chosen_once(
+    recipe: Recipe,  # noqa: F811
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """A choice by measuring may come out otherwise when a run goes on."""
+    measured = recipe.change(precision="auto", threads=None)
+    twin = measured.change(folder=recipe.folder + "-twin")
+    narrow = lambda device: Choice(torch.bfloat16, "as measured")  # noqa: E731
+    wide = lambda device: Choice(torch.float32, "as measured today")  # noqa: E731
+    monkeypatch.setattr(training, "choose_dtype", narrow)
+    monkeypatch.setattr(training, "choose_threads", lambda fixed: Choice(1, ""))
+    pretrain(twin)
+    with monkeypatch.context() as patch, pytest.raises(Killed):
+        at_step(patch, 6, die)
+        pretrain(measured)
+    monkeypatch.setattr(training, "choose_dtype", wide)
+    monkeypatch.setattr(training, "choose_threads", lambda fixed: Choice(2, ""))
+    pretrain(measured)
+    assert losses(measured) == losses(twin)
+    starts = [(line["precision"], line["threads"]) for line in log_lines(measured, "start")]
+    assert starts[-1] == ("bfloat16", 1)
+    assert torch.get_num_threads() == 1
+
+
+def test_killed_while_saving_leaves_no_half_of_a_checkpoint(
+    recipe: Recipe,  # noqa: F811
+    calm: Recipe,  # noqa: F811
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    real = checkpoints.save_file
+
+    def dying(tensors: dict[str, torch.Tensor], path: Path) -> None:
+        if "000008" in str(path):
+            raise Killed
+        real(tensors, path)
+
+    with monkeypatch.context() as patch, pytest.raises(Killed):
+        patch.setattr(checkpoints, "save_file", dying)
+        pretrain(recipe)
+    assert checkpoint_names(recipe) == ["checkpoint-000004"]
+    pretrain(recipe)
+    assert losses(recipe) == losses(calm)
+
+
+def test_a_flipped_byte_is_found_and_said(
+    recipe: Recipe,  # noqa: F811
+    calm: Recipe,  # noqa: F811
+    capfd: pytest.CaptureFixture,
+) -> None:
+    pretrain(recipe)
+    file = recipe.place("folder") / "checkpoint-000012" / checkpoints.WEIGHTS
+    times = file.stat()
+    data = bytearray(file.read_bytes())
+    data[-1] ^= 1
+    file.write_bytes(data)
+    # A bad disk does not tell the time: it is the hash that notices.
+    os.utime(file, ns=(times.st_atime_ns, times.st_mtime_ns))
+    pretrain(recipe)
+    assert "checkpoint-000012: model.safetensors has changed" in "".join(capfd.readouterr())
+    assert losses(recipe) == losses(calm)
+
+
+@pytest.mark.parametrize("file", [checkpoints.PROGRESS, "manifest.json"])
+def test_a_damaged_checkpoint_does_not_end_the_run_that_skipped_it(
+    recipe: Recipe,  # noqa: F811
+    calm: Recipe,  # noqa: F811
+    monkeypatch: pytest.MonkeyPatch,
+    file: str,
+) -> None:
+    with monkeypatch.context() as patch, pytest.raises(Killed):
+        at_step(patch, 9, die)
+        pretrain(recipe)
+    (recipe.place("folder") / "checkpoint-000008" / file).write_text("{")
+    pretrain(recipe.change(keep=1))
+    assert losses(recipe) == losses(calm)
+    assert (recipe.place("folder") / ".damaged-checkpoint-000008").is_dir()
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [({"rate": 0.1}, "rate 0.006, not 0.1"), ({"model": {"hidden_size": 64}}, "hidden_size")],
+)
+def test_another_recipe_does_not_go_on(
+    recipe: Recipe,  # noqa: F811
+    change: dict[str, Any],
+    message: str,
+) -> None:
+    pretrain(recipe.change(steps=12))
+    with pytest.raises(CourseError, match=message):
+        pretrain(recipe.change(**change))
+
+
+def test_what_a_machine_decides_may_change(
+    recipe: Recipe,  # noqa: F811
+    calm: Recipe,  # noqa: F811
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    with monkeypatch.context() as patch, pytest.raises(Killed):
+        at_step(patch, 5, die)
+        pretrain(recipe)
+    pretrain(recipe.change(micro=2, keep=5))
+    assert losses(recipe) == pytest.approx(losses(calm), abs=1e-4)
+
+
+def test_other_tokens_do_not_go_on(recipe: Recipe) -> None:  # noqa: F811
+    pretrain(recipe)
+    place = recipe.place("folder") / "recipe.json"
+    facts = json.loads(place.read_text())
+    place.write_text(json.dumps({**facts, "tokens": "0" * 16}))
+    with pytest.raises(CourseError, match="token store is another"):
+        pretrain(recipe)
+
+
+@pytest.mark.skipif(sys.platform == "win32", reason="there SIGTERM ends a process at once")
+def test_asked_to_stop_it_saves_and_leaves(
+    recipe: Recipe,  # noqa: F811
+    calm: Recipe,  # noqa: F811
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture,
+) -> None:
+    before = signal.getsignal(signal.SIGTERM)
+    with monkeypatch.context() as patch:
+        at_step(patch, 5, lambda step: os.kill(os.getpid(), signal.SIGTERM))
+        pretrain(recipe)
+    assert "stopped at step 6" in capsys.readouterr().out
+    assert weights(recipe, 6)
+    assert signal.getsignal(signal.SIGTERM) is before
+    pretrain(recipe)
+    assert losses(recipe) == losses(calm)
+
+
+def test_two_runs_do_not_share_a_folder(recipe: Recipe) -> None:  # noqa: F811
+    accelerator = make_accelerator(recipe)
+    one, two = (Run(recipe, accelerator, None) for _ in range(2))
+    with one.locked(), pytest.raises(CourseError, match="another process trains"), two.locked():
+        pass
+    with two.locked():
+        pass
+
+
+# gradients and losses that are lost ---------------------------------------------------------------
+
+
+def test_gradients_that_are_not_finite_are_not_applied(
+    recipe: Recipe,  # noqa: F811
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    real = Step.forward_backward
+
+    def poisoned(self: Step, number: int) -> torch.Tensor:
+        loss = real(self, number)
+        if number >= 4:
+            next(self.model.parameters()).grad.fill_(math.nan)
+        return loss
+
+    monkeypatch.setattr(Step, "forward_backward", poisoned)
+    with pytest.raises(CourseError, match="not finite 5 steps in a row.*\n.*\n.*checkpoint-000008"):
+        pretrain(recipe)
+    one, two = weights(recipe, 4), weights(recipe, 8)
+    assert all(torch.equal(one[name], two[name]) for name in one)
+
+
+def test_a_run_that_diverges_is_stopped(recipe: Recipe) -> None:  # noqa: F811
+    wild = recipe.change(optimizer="adamw", rate=50.0, clip=1e9, steps=60, save_every=60)
+    with pytest.raises(CourseError, match="diverged.*\n.*\n.*lower the rate"):
+        pretrain(wild)
+
+
+def make_step(recipe: Recipe, precision: str = "float32") -> Step:  # noqa: F811
+    tokenizer = AutoTokenizer.from_pretrained(recipe.tokenizer)
+    split = open_store(Path(recipe.tokens))["train"]
+    model = build_model(recipe, tokenizer)
+    optimizers = make_optimizers(model, recipe)
+    plain = {"rows": 4, "micro": 4, "clip": 1.0, "seed": 42, "precision": precision}
+    return Step(make_accelerator(recipe), model, optimizers, split, **plain)
+
+
+def test_a_scale_that_overflows_at_first_is_no_bad_step(recipe: Recipe) -> None:  # noqa: F811
+    """The real scaler of float16 begins far too high, and halves until nothing overflows."""
+    step = make_step(recipe, "float16")
+    step.scaler = torch.amp.GradScaler("cpu", init_scale=2.0**30)
+    check = callbacks.DivergenceCheck(500)
+    run = type("Anywhere", (), {"step": 1, "folder": Path("nowhere")})
+    before = [parameter.clone() for parameter in step.model.parameters()]
+    overflows = 0
+    for number in range(40):
+        scale = step.scaler.get_scale()
+        loss, norm = step.take(number, 1.0)
+        check.check_divergence(run, callbacks.StepResult(loss, norm, 1.0, 0.1, scale))
+        if math.isfinite(norm):
+            break
+        overflows += 1
+        assert all(torch.equal(*pair) for pair in zip(before, step.model.parameters()))
+    assert overflows > check.BAD_STEPS, "more than would end a run"
+    assert 0.1 < norm < 10, "and unscaled once, for each of two optimizers"
+    assert not all(torch.equal(*pair) for pair in zip(before, step.model.parameters()))
+
+
+def test_float16_is_refused_where_it_would_be_slow(recipe: Recipe) -> None:  # noqa: F811
+    with pytest.raises(CourseError, match="float16 needs a GPU"):
+        pretrain(recipe.change(precision="float16"))
+
+
+# memory that runs out -----------------------------------------------------------------------------
+
+
+def allocate_far_too_much(*_: Any) -> None:
+    """The real allocator's real error: a million gigabytes."""
+    torch.empty(2**48)
+
+
+def run_out(step: Step) -> None:
+    if step.micro > 1:
+        allocate_far_too_much()
+
+
+def run_out_in_forward(patch: pytest.MonkeyPatch) -> None:
+    def fail(step: Step) -> None:
+        step.model.register_forward_hook(lambda *_: run_out(step))
+
+    at_step(patch, 5, fail)
+
+
+def run_out_in_backward(patch: pytest.MonkeyPatch) -> None:
+    def fail(step: Step) -> None:
+        # The embedding's gradient comes last: all others have been added up by then.
+        next(step.model.parameters()).register_hook(lambda _: run_out(step))
+
+    at_step(patch, 5, fail)
+
+
+@pytest.mark.parametrize("phase", [run_out_in_forward, run_out_in_backward])
+def test_memory_that_ends_before_the_update_costs_nothing(
+    recipe: Recipe,  # noqa: F811
+    calm: Recipe,  # noqa: F811
+    monkeypatch: pytest.MonkeyPatch,
+    capfd: pytest.CaptureFixture,
+    phase: Any,
+) -> None:
+    with monkeypatch.context() as patch:
+        phase(patch)
+        pretrain(recipe)
+    assert "1 rows at once from here on, not 2" in "".join(capfd.readouterr())
+    assert losses(recipe) == pytest.approx(losses(calm), abs=1e-4)
+    # What has been learned of the memory is kept for those that go on.
+    progress = json.loads(
+        (recipe.place("folder") / "checkpoint-000012" / "progress.json").read_text()
+    )
+    assert progress["micro"] == 1
+
+
+def run_out_in_clipping(patch: pytest.MonkeyPatch, number: int) -> None:
+    real = Step.clip_gradients
+
+    def clip(self: Step) -> float:
+        norm = real(self)
+        if self.taking == number:
+            allocate_far_too_much()
+        return norm
+
+    at_step(patch, number, lambda step: setattr(step, "taking", number), "take")
+    patch.setattr(Step, "taking", -1, raising=False)
+    patch.setattr(Step, "clip_gradients", clip)
+
+
+def run_out_in_optimizer(which: int, when: str) -> Any:
+    def prepare(patch: pytest.MonkeyPatch, number: int) -> None:
+        def fail(step: Step) -> None:
+            register = getattr(step.optimizers[which], f"register_step_{when}_hook")
+            register(allocate_far_too_much)
+
+        at_step(patch, number, fail, "take")
+
+    return prepare
+
+
+PHASES = {
+    "clipping": run_out_in_clipping,
+    "before AdamW": run_out_in_optimizer(0, "pre"),
+    "behind AdamW": run_out_in_optimizer(0, "post"),
+    "before Muon": run_out_in_optimizer(1, "pre"),
+    "behind Muon": run_out_in_optimizer(1, "post"),
+}
+
+
+@pytest.mark.parametrize("phase", PHASES)
+@pytest.mark.parametrize("number", [0, 5])
+def test_memory_that_ends_within_the_update_ends_the_run(
+    recipe: Recipe,  # noqa: F811
+    calm: Recipe,  # noqa: F811
+    monkeypatch: pytest.MonkeyPatch,
+    phase: str,
+    number: int,
+) -> None:
+    with monkeypatch.context() as patch:
+        PHASES[phase](patch, number)
+        with pytest.raises(CourseError, match="memory ran out while the update was applied"):
+            pretrain(recipe)
+    assert max(losses(recipe), default=0) == number, "nothing is logged of a step that was not"
+    pretrain(recipe)
+    assert losses(recipe) == losses(calm)
+    mine, theirs = weights(recipe), weights(calm)
+    assert all(torch.equal(mine[name], theirs[name]) for name in theirs)
+
+
+@pytest.mark.skipif(not sys.platform.startswith("linux"), reason="limits of memory are Linux's")
+@pytest.mark.parametrize("optimizer", ["adamw", "muon"])
+def test_states_that_the_machine_cannot_hold_end_the_run(
+    recipe: Recipe,  # noqa: F811
+    monkeypatch: pytest.MonkeyPatch,
+    optimizer: str,
+) -> None:
+    """A real limit on the process: the first update allocates the optimizer's states."""
+    import resource
+
+    limits = resource.getrlimit(resource.RLIMIT_AS)
+    real = Step.apply
+
+    def apply(self: Step, share: float, norm: float) -> None:
+        size = int(Path("/proc/self/statm").read_text().split()[0]) * os.sysconf("SC_PAGE_SIZE")
+        resource.setrlimit(resource.RLIMIT_AS, (size + 2**24, limits[1]))
+        try:
+            real(self, share, norm)
+        finally:
+            resource.setrlimit(resource.RLIMIT_AS, limits)
+
+    monkeypatch.setattr(Step, "apply", apply)
+    with pytest.raises(CourseError, match="memory ran out while the update was applied"):
+        pretrain(recipe.change(optimizer=optimizer, model={"vocab_size": 600_000}))
+
+
+def test_one_row_too_many_for_memory_is_a_plain_error(
+    recipe: Recipe,  # noqa: F811
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    at_step(monkeypatch, 2, allocate_far_too_much)
+    with pytest.raises(CourseError, match="memory ran out\n.*step 3, 1 rows at once"):
+        pretrain(recipe)
+
+
+def test_other_errors_are_not_taken_for_memory(
+    recipe: Recipe,  # noqa: F811
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    at_step(monkeypatch, 2, lambda step: torch.ones(2, 3) @ torch.ones(2, 3))
+    with pytest.raises(RuntimeError, match="shapes cannot be multiplied"):
+        pretrain(recipe)
+
+
+# a full disk ------------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def small_disk(tmp_path: Path, calm: Recipe) -> Iterator[Path]:  # noqa: F811
+    """A disk in memory that holds three checkpoints and a half."""
+    files = (calm.place("folder") / "checkpoint-000012").iterdir()
+    size = sum(path.stat().st_size for path in files) * 7 // 2
+    disk = tmp_path / "disk"
+    disk.mkdir()
+    mount = ["mount", "-t", "tmpfs", "-o", f"size={size}", "small", str(disk)]
+    try:
+        subprocess.run(mount, check=True, capture_output=True)
+    except (OSError, subprocess.CalledProcessError) as error:
+        pytest.skip(f"a small disk cannot be mounted here: {error}")
+    yield disk
+    subprocess.run(["umount", "--lazy", str(disk)], check=True)
+
+
+def fill(disk: Path) -> None:
+    """Leave not one free byte on a disk."""
+    with contextlib.suppress(OSError), (disk / "ballast").open("ab", buffering=0) as file:
+        while file.write(b"x" * 4096):
+            pass
+
+
+def test_a_full_disk_costs_a_checkpoint_and_not_the_run(
+    recipe: Recipe,  # noqa: F811
+    calm: Recipe,  # noqa: F811
+    small_disk: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capfd: pytest.CaptureFixture,
+) -> None:
+    """The real library on a real disk, full from step 6 to step 10."""
+    on_disk = recipe.change(folder=str(small_disk / "run"))
+    at_step(monkeypatch, 6, lambda step: fill(small_disk))
+    at_step(monkeypatch, 10, lambda step: (small_disk / "ballast").unlink())
+    pretrain(on_disk)
+    assert "no checkpoint at step 8, the run goes on: the disk is full" in "".join(
+        capfd.readouterr()
+    )
+    assert checkpoint_names(on_disk) == ["checkpoint-000004", "checkpoint-000012"]
+    assert losses(on_disk) == losses(calm), "no line of the log is lost or torn"
+    assert losses(on_disk, "validation") == losses(calm, "validation")
+
+
+def test_a_last_checkpoint_that_is_missing_is_an_error(
+    recipe: Recipe,  # noqa: F811
+    calm: Recipe,  # noqa: F811
+    small_disk: Path,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    on_disk = recipe.change(folder=str(small_disk / "run"))
+    with monkeypatch.context() as patch, pytest.raises(CourseError, match="the disk is full"):
+        at_step(patch, 6, lambda step: fill(small_disk))
+        pretrain(on_disk)
+    (small_disk / "ballast").unlink()
+    pretrain(on_disk)
+    assert losses(on_disk) == losses(calm)
+
+
+def test_a_disk_that_is_full_at_the_start_is_a_plain_error(
+    recipe: Recipe,  # noqa: F811
+    small_disk: Path,
+) -> None:
+    fill(small_disk)
+    with pytest.raises(CourseError, match="the disk is full"):
+        pretrain(recipe.change(folder=str(small_disk / "run")))
+
+
+# launchers --------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("launched", ["bf16", "fp16"])
+def test_the_recipe_decides_the_precision_and_not_the_launcher(
+    recipe: Recipe,  # noqa: F811
+    calm: Recipe,  # noqa: F811
+    monkeypatch: pytest.MonkeyPatch,
+    capfd: pytest.CaptureFixture,
+    launched: str,
+) -> None:
+    reset_accelerate()
+    monkeypatch.setenv("ACCELERATE_MIXED_PRECISION", launched)
+    monkeypatch.setenv("ACCELERATE_GRADIENT_ACCUMULATION_STEPS", "4")
+    pretrain(recipe)
+    assert losses(recipe) == losses(calm)
+    assert log_lines(recipe, "start")[0]["precision"] == "float32"
+    assert f"the launcher asks for {launched}; the recipe decides: float32" in "".join(
+        capfd.readouterr()
+    )
+    reset_accelerate()
+
+
+@pytest.mark.slow
+def test_accelerate_launch_trains_like_one_process(recipe: Recipe, calm: Recipe) -> None:  # noqa: F811
+    start = ("-m", "accelerate.commands.launch", "--cpu", "--num_processes", "1")
+    start += ("--num_machines", "1", "--mixed_precision", "bf16", "--dynamo_backend", "no")
+    said = launch(recipe, start=start)
+    assert "the recipe decides: float32" in said
+    assert losses(recipe) == pytest.approx(losses(calm), abs=1e-6)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("more", [[], ["shard=true"]], ids=["replicas", "shards"])
+def test_two_processes_train_like_one(recipe: Recipe, calm: Recipe, more: list[str]) -> None:  # noqa: F811
+    launch(recipe, *more, start=TORCHRUN)
+    # Sums come in another order, and Muon magnifies what is small.
+    tolerance = 2e-3 if more else 1e-4
+    for kind in ("step", "validation"):
+        assert losses(recipe, kind) == pytest.approx(losses(calm, kind), abs=tolerance)
+    assert len(log_lines(recipe)) == 12, "one process writes the log"
+    mine, theirs = weights(recipe), weights(calm)
+    assert all(mine[name].shape == theirs[name].shape for name in theirs)
+
+
+@pytest.mark.slow
+def test_shards_and_one_process_go_on_from_each_other(
+    recipe: Recipe,  # noqa: F811
+    calm: Recipe,  # noqa: F811
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    with monkeypatch.context() as patch, pytest.raises(Killed):
+        at_step(patch, 5, die)
+        pretrain(recipe)
+    launch(recipe, "shard=true", start=TORCHRUN)
+    newest = recipe.place("folder") / "checkpoint-000012"
+    checkpoints.set_aside(newest)
+    pretrain(recipe)
+    assert losses(recipe) == pytest.approx(losses(calm), abs=2e-3)
+
+
+@pytest.mark.slow
+def test_ranks_agree_on_what_the_first_one_measured(recipe: Recipe, tmp_path: Path) -> None:  # noqa: F811
+    """Each rank would measure another precision: the first one's is taken by all."""
+    script = tmp_path / "ranks.py"
+    script.write_text(
+        "import os, sys, torch\n"
+        "from stages import training\n"
+        "from utils.errors import Choice\n"
+        "mine = torch.bfloat16 if os.environ['RANK'] == '0' else torch.float32\n"
+        "training.choose_dtype = lambda device: Choice(mine, '')\n"
+        "real = training.advance\n"
+        "def advance(run, step, recipe):\n"
+        "    assert step.dtype == torch.bfloat16, (os.environ['RANK'], step.dtype)\n"
+        "    real(run, step, recipe)\n"
+        "training.advance = advance\n"
+        "training.pretrain(training.Recipe.model_validate_json(open(sys.argv[1]).read()))\n"
+    )
+    auto = recipe.change(precision="auto")
+    (tmp_path / "recipe.json").write_text(auto.model_dump_json())
+    command = [sys.executable, *TORCHRUN, str(script), str(tmp_path / "recipe.json")]
+    env = {**os.environ, "OMP_NUM_THREADS": "1", "PYTHONPATH": str(ROOT)}
+    done = subprocess.run(command, env=env, capture_output=True, text=True, timeout=300)
+    assert done.returncode == 0, done.stderr[-2000:]
+    assert len(log_lines(auto)) == 12
+
+
+def test_processes_that_believe_they_are_alone_are_stopped(
+    recipe: Recipe,  # noqa: F811
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    # The state of accelerate is that of the first call, when there was one process.
+    make_accelerator(recipe)
+    monkeypatch.setenv("WORLD_SIZE", "2")
+    with pytest.raises(CourseError, match="each believes it is alone"):
+        pretrain(recipe)
+
+
+# hubs and trackers ------------------------------------------------------------------------------
+
+
+class WatchedHub(StandInHub):
+    """A stand-in that remembers what repositories were asked for, and can be made slow or public."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.asked: list[dict[str, Any]] = []
+        self.gate = threading.Event()
+        self.gate.set()
+        self.private = True
+        watched = type("Watched", (WatchedHandler,), {"hub": self})
+        self.server.RequestHandlerClass = watched
+
+
+class WatchedHandler(Handler):
+    hub: WatchedHub
+
+    def do_POST(self) -> None:
+        body = self.rfile.read(int(self.headers["Content-Length"] or 0))
+        self.rfile = io.BytesIO(body)
+        if self.path == "/api/repos/create":
+            self.hub.asked.append(json.loads(body))
+        if "/commit/" in self.path:
+            self.hub.gate.wait(60)
+        super().do_POST()
+        self.close_connection = True
+
+    def answer(self, value: Any, status: int = 200, headers: Any = None) -> None:
+        if "modelId" in value:
+            value = {**value, "private": self.hub.private}
+        super().answer(value, status, headers)
+
+
+@pytest.fixture
+def hub(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[WatchedHub]:
+    from huggingface_hub import constants
+
+    with WatchedHub() as hub:
+        for name, value in hub.environment(str(tmp_path / "home")).items():
+            monkeypatch.setenv(name, value)
+        monkeypatch.setattr(constants, "HF_HUB_OFFLINE", False)
+        monkeypatch.setattr(constants, "ENDPOINT", hub.url)
+        yield hub
+
+
+def is_private(request: dict[str, Any]) -> bool:
+    """Old clients say `private`, new ones `visibility`."""
+    return request.get("private") is True or request.get("visibility") == "private"
+
+
+def test_a_repository_is_private_and_gets_no_optimizer(
+    recipe: Recipe,  # noqa: F811
+    hub: WatchedHub,
+    capfd: pytest.CaptureFixture,
+) -> None:
+    pretrain(recipe.change(hub="reader/tiny"))
+    assert is_private(hub.asked[0])
+    assert "reader/tiny, a private repository" in "".join(capfd.readouterr())
+    files = hub.repos["reader/tiny"]
+    assert {"model.safetensors", "tokenizer.json", "config.json"} <= set(files)
+    assert not {checkpoints.STATE, checkpoints.PROGRESS, "manifest.json"} & set(files)
+    newest = recipe.place("folder") / "checkpoint-000012" / checkpoints.WEIGHTS
+    assert files["model.safetensors"] == newest.read_bytes()
+
+
+def test_a_repository_is_public_only_if_the_recipe_says_so(
+    recipe: Recipe,  # noqa: F811
+    hub: WatchedHub,
+    capfd: pytest.CaptureFixture,
+) -> None:
+    hub.private = False
+    pretrain(recipe.change(hub="reader/tiny"))
+    assert "it is public" in "".join(capfd.readouterr())
+    assert hub.repos["reader/tiny"] == {}, "nothing went where all can read it"
+    public = {"hub": "reader/open", "hub_public": True, "folder": recipe.folder + "-2"}
+    pretrain(recipe.change(**public))
+    assert "a PUBLIC repository" in "".join(capfd.readouterr())
+    assert not is_private(hub.asked[-1])
+    assert "model.safetensors" in hub.repos["reader/open"]
+
+
+def test_a_slow_push_holds_nobody_up_and_its_folder_is_not_dropped(
+    recipe: Recipe,  # noqa: F811
+    hub: WatchedHub,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """The hub answers when the last step begins: by then other checkpoints have come and gone."""
+    hub.gate.clear()
+    seen = []
+
+    def open_gate(step: Step) -> None:
+        seen.append(checkpoint_names(recipe))
+        hub.gate.set()
+
+    at_step(monkeypatch, 11, open_gate)
+    pretrain(recipe.change(hub="reader/tiny", save_every=2, evaluate_every=100, keep=1))
+    assert "checkpoint-000002" in seen[0], "it is being uploaded"
+    assert "checkpoint-000004" not in seen[0] or "checkpoint-000006" not in seen[0]
+    commits = [request for request in hub.requests if "/commit/" in request]
+    assert 2 <= len(commits) <= 3, "what waited made room for the newest"
+    newest = recipe.place("folder") / "checkpoint-000012" / checkpoints.WEIGHTS
+    assert hub.repos["reader/tiny"]["model.safetensors"] == newest.read_bytes()
+    assert len(checkpoint_names(recipe)) <= 2, "once it is there the folder goes"
+
+
+@pytest.mark.slow
+def test_a_hub_that_is_not_there_does_not_stop_a_run(recipe: Recipe) -> None:  # noqa: F811
+    said = launch(recipe.change(hub="reader/tiny"), HF_HUB_OFFLINE="1")
+    assert "a push to reader/tiny failed, the run goes on" in said
+    assert len(log_lines(recipe)) == 12
+
+
+def test_tensorboard_holds_the_same_figures(recipe: Recipe) -> None:  # noqa: F811
+    from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
+
+    reset_accelerate()
+    pretrain(recipe.change(log_to=["tensorboard"]))
+    place = next(recipe.place("folder").rglob("events*")).parent
+    events = EventAccumulator(str(place)).Reload()
+    found = [line.value for line in events.Scalars("step/tokens_per_second")]
+    wanted = [line["tokens_per_second"] for line in log_lines(recipe)]
+    assert found == pytest.approx(wanted, rel=1e-6)
+
+
+# the program ------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("arguments", "status", "message"),
+    [
+        ([], 2, ""),
+        (["-h"], 0, "name=value"),
+        (["no.toml"], 1, "no such recipe"),
+        ([str(ROOT / "launch/recipes/modern.toml"), "stepz=3"], 1, "did you mean 'steps'"),
+        ([str(ROOT / "launch/recipes/modern.toml"), "save_every=0"], 1, "save_every is 0"),
+    ],
+)
+def test_the_command_line_says_what_is_wrong(
+    arguments: list[str], status: int, message: str, capsys: pytest.CaptureFixture
+) -> None:
+    assert main(arguments) == status
+    assert message in "".join(capsys.readouterr())
+
+
+@pytest.mark.parametrize(("missing", "lesson"), [("tokenizer", "07"), ("tokens", "08")])
+def test_what_is_not_there_yet_names_its_lesson(
+    missing: str,
+    lesson: str,
+    inputs: Path,  # noqa: F811
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture,
+) -> None:
+    monkeypatch.setenv("COURSE_BUILD", str(tmp_path / "build"))
+    other = {"tokens": "tokenizer", "tokenizer": "tokens"}[missing]
+    arguments = [str(ROOT / "launch/recipes/modern.toml"), f"{other}={inputs / other}"]
+    assert main(arguments) == 1
+    said = "".join(capsys.readouterr())
+    assert f"make run ONLY={lesson} PROFILE=laptop" in said
+    assert str(tmp_path / "build" / "artifacts" / "laptop" / missing) in said

@@ -162,12 +162,12 @@ ACTIONS = {"run": run, "check": check, "report": report, "sync": sync, "keep": k
 def main(arguments: list[str] | None = None) -> int:
     """Do one thing; 0: all is well, 1: something is off, 2: not done at all, 130: interrupted."""
     arguments = sys.argv[1:] if arguments is None else arguments
-    if arguments[:1] == ["fetch"]:
-        from course import fetch
-
-        return fetch.main(arguments[1:])
-    options = parse(arguments)
     try:
+        if arguments[:1] == ["fetch"]:
+            from course import fetch
+
+            return fetch.main(arguments[1:])
+        options = parse(arguments)
         profile, reason = choose_profile(options.profile)
         if options.action == "run":
             print(f"profile {profile.name} ({reason})", flush=True)

@@ -108,9 +108,7 @@ def check(options: argparse.Namespace, profile: Profile) -> Problems:
     changed = {path for path, _ in problems if path.suffix == ".ipynb" and edited(path)}
     for path in sorted(changed):
         texts = [text for place, text in problems if place == path]
-        print(
-            f"· {path.stem}: you have changed this lesson; so it is no fault that {'; '.join(texts)}"
-        )
+        print(f"· {path.stem}, which you have changed: {'; '.join(texts)}")
     return [(path, text) for path, text in problems if path not in changed]
 
 

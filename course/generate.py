@@ -27,7 +27,7 @@ from course.notebooks import (
     write,
 )
 from course.results import CHECKOUT, recorded
-from utils.errors import ROOT, CourseError
+from utils.errors import ROOT
 from utils.show import format_bytes
 
 TEMPLATES = jinja2.Environment(
@@ -81,7 +81,7 @@ def round_size(count: float) -> str:
 
 
 def study_time(notebook: dict[str, Any]) -> str:
-    """How long a lesson takes to study: as its metadata says, else by its words and lines of code."""
+    """How long a lesson takes to study: as its metadata says, else by words and lines of code."""
     minutes = notebook["metadata"].get("course", {}).get("minutes")
     if minutes is None:
         minutes = 0.0

@@ -5,8 +5,8 @@ import re
 
 import nbformat
 import pytest
-from conftest import PARAMETERS
 
+from conftest import PARAMETERS
 from course import generate, notebooks, results
 from utils import artifacts
 

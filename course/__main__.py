@@ -108,9 +108,7 @@ def check(options: argparse.Namespace, profile: Profile) -> Problems:
     changed = {path for path, _ in problems if path.suffix == ".ipynb" and edited(path)}
     for path in sorted(changed):
         texts = [text for place, text in problems if place == path]
-        print(
-            f"· {path.stem}: you have changed this lesson; so it is no fault that {'; '.join(texts)}"
-        )
+        print(f"· {path.stem}, which you have changed: {'; '.join(texts)}")
     return [(path, text) for path, text in problems if path not in changed]
 
 
@@ -162,12 +160,12 @@ ACTIONS = {"run": run, "check": check, "report": report, "sync": sync, "keep": k
 def main(arguments: list[str] | None = None) -> int:
     """Do one thing; 0: all is well, 1: something is off, 2: not done at all, 130: interrupted."""
     arguments = sys.argv[1:] if arguments is None else arguments
-    if arguments[:1] == ["fetch"]:
-        from course import fetch
-
-        return fetch.main(arguments[1:])
-    options = parse(arguments)
     try:
+        if arguments[:1] == ["fetch"]:
+            from course import fetch
+
+            return fetch.main(arguments[1:])
+        options = parse(arguments)
         profile, reason = choose_profile(options.profile)
         if options.action == "run":
             print(f"profile {profile.name} ({reason})", flush=True)

@@ -1,4 +1,4 @@
-"""Runs one notebook in this process: `python -m course.execute`, with its task as JSON on standard input.
+"""Runs one notebook in this process: `python -m course.execute`, its task as JSON on stdin.
 
 The runner starts one such process a lesson, and reads a line of JSON from it at each cell and at
 the end. Standard input stays open as long as the runner lives: when it closes, this process ends
@@ -40,7 +40,7 @@ class Task:
     refusals: dict[str, str] = field(default_factory=dict)
 
 
-# processes ------------------------------------------------------------------------------------------
+# processes ----------------------------------------------------------------------------------------
 
 
 def adopt_orphans() -> None:
@@ -119,7 +119,7 @@ def last_words(log: Path) -> str:
     return next((line for line in reversed(lines) if line.strip()), "no last words")
 
 
-# the notebook ---------------------------------------------------------------------------------------
+# the notebook -------------------------------------------------------------------------------------
 
 
 def prepare(task: Task) -> Any:
@@ -242,6 +242,9 @@ def execute(task: Task, runtime: str) -> dict[str, Any]:
 
 def main() -> None:
     """Read the task, run it, leave its page, and say what became of it."""
+    # jsonschema, which nbformat imports, spends two seconds on a grammar of web addresses, of which
+    # the schema of a notebook has none. Without that module it goes on.
+    sys.modules["rfc3987_syntax"] = None  # type: ignore[assignment]
     from course.report import export
     from utils.artifacts import plain_disk_errors
     from utils.errors import CourseError

@@ -27,7 +27,7 @@ from course.notebooks import (
     write,
 )
 from course.results import CHECKOUT, recorded
-from utils.errors import ROOT, CourseError
+from utils.errors import ROOT
 from utils.show import format_bytes
 
 TEMPLATES = jinja2.Environment(
@@ -81,26 +81,18 @@ def round_size(count: float) -> str:
 
 
 def study_time(notebook: dict[str, Any]) -> str:
-    """How long a lesson takes to study: as its metadata says, else by its words and lines of code."""
+    """How long a lesson takes to study: as its metadata says, else by words and lines of code."""
     minutes = notebook["metadata"].get("course", {}).get("minutes")
     if minutes is None:
-        own = [cell for cell in notebook["cells"] if not GENERATED & set(tags(cell))]
-        prose = " ".join(source(cell) for cell in own if cell["cell_type"] == "markdown")
-        code = "\n".join(source(cell) for cell in own if cell["cell_type"] == "code")
-        lines = [line for line in code.splitlines() if line.strip()]
-        minutes = len(prose.split()) / 150 + len(lines) * 20 / 60
-    return say_minutes(max(15, 15 * round(minutes / 15)))
-
-
-def say_minutes(minutes: int) -> str:
-    """Minutes as a person says them.
-
-    >>> say_minutes(45), say_minutes(60), say_minutes(105)
-    ('45 minutes', '1 hour', '1 hour 45 minutes')
-    """
-    hours, rest = divmod(minutes, 60)
-    words = [f"{hours} hour" if hours == 1 else f"{hours} hours"] if hours else []
-    return " ".join(words + [f"{rest} minutes"] * (rest > 0))
+        minutes = 0.0
+        for cell in notebook["cells"]:
+            if GENERATED.isdisjoint(tags(cell)):
+                text = source(cell)
+                lines = [line for line in text.splitlines() if line.strip()]
+                prose = cell["cell_type"] == "markdown"
+                minutes += len(text.split()) / 150 if prose else len(lines) / 3
+    quarters = max(1, round(minutes / 15))
+    return "1 hour" if quarters == 4 else f"{quarters / 4:g} hours"
 
 
 def title_of(path: Path) -> str:
@@ -114,6 +106,7 @@ def facts_of(path: Path, paths: list[Path]) -> dict[str, Any]:
     notebook = read(path)
     about = notebook["metadata"].get("course", {})
     place = paths.index(path)
+    around = [None, *paths, None]
     project = tomllib.loads((CHECKOUT / "pyproject.toml").read_text(encoding="utf-8"))["project"]
     return {
         **about,
@@ -127,14 +120,16 @@ def facts_of(path: Path, paths: list[Path]) -> dict[str, Any]:
         "assets": taken_by(path),
         "takes": dict.fromkeys(calls(path, "need")) | inputs(path),
         "makes": calls(path, "publish"),
-        "before": neighbour(paths[place - 1 : place]),
-        "after": neighbour(paths[place + 1 : place + 2]),
+        "before": neighbour(around[place]),
+        "after": neighbour(around[place + 2]),
     }
 
 
-def neighbour(paths: list[Path]) -> dict[str, str] | None:
+def neighbour(path: Path | None) -> dict[str, str] | None:
     """File and title of the lesson before or after, if there is one."""
-    return {"file": paths[0].name, "title": title_of(paths[0])} if paths else None
+    if path is None:
+        return None
+    return {"file": path.name, "title": title_of(path)}
 
 
 def sync(write_it: bool = True) -> list[Path]:

@@ -1,4 +1,4 @@
-"""The notebooks as files: which there are, what each takes and makes, and where its prose points."""
+"""The notebooks as files: which there are, what each takes and makes, where its prose points."""
 
 from __future__ import annotations
 
@@ -149,7 +149,7 @@ def edited(path: Path) -> bool:
     return before != [source(cell) for cell in read(path)["cells"]]
 
 
-# prose ----------------------------------------------------------------------------------------------
+# prose --------------------------------------------------------------------------------------------
 
 
 def link_mentions(text: str) -> str:

@@ -1,9 +1,10 @@
-"""What a run leaves behind: the report's pages, and on request the record of its costs and outputs."""
+"""What a run leaves: the report's pages, and on request the record of its costs and outputs."""
 
 from __future__ import annotations
 
 import functools
 import os
+import re
 import subprocess
 from pathlib import Path
 from typing import Any
@@ -24,8 +25,11 @@ PAGE = """{% extends "lab/index.html.j2" %}
 {% block html_head_js %}{% endblock %}
 {% block html_head_js_mathjax %}{% endblock %}
 {% block html_head_js_mermaidjs %}{% endblock %}"""
-PAGE_TAGS = """a abbr b blockquote br caption code dd del details div dl dt em h1 h2 h3 h4 h5 h6 hr i img
-kbd li ol p pre s small span strong sub summary sup table tbody td tfoot th thead tr u ul""".split()
+PAGE_TAGS = re.findall(
+    r"\w+",
+    """a abbr b blockquote br caption code dd del details div dl dt em h1 h2 h3 h4 h5 h6 hr i img
+    kbd li ol p pre s small span strong sub summary sup table tbody td tfoot th thead tr u ul""",
+)
 PAGE_ATTRIBUTES = {
     "*": ["class", "id", "title"],
     "a": ["href"],
@@ -41,7 +45,7 @@ def commit() -> str:
     return described.stdout.strip() or "unknown"
 
 
-# the report -----------------------------------------------------------------------------------------
+# the report ---------------------------------------------------------------------------------------
 
 
 def export(executed: Path, page: Path) -> None:
@@ -125,11 +129,11 @@ def write_report(profile: Profile) -> Path:
     return write_index(profile)
 
 
-# the record -----------------------------------------------------------------------------------------
+# the record ---------------------------------------------------------------------------------------
 
 
 def keep(profile: Profile, paths: list[Path]) -> list[str]:
-    """Make passed lessons the record: costs into `results/`, at laptop outputs into the notebooks."""
+    """Make passed lessons the record: costs into `results/`, at laptop outputs into notebooks."""
     passed = {result.name: result for result in results_of(profile) if result.status == "passed"}
     chosen = [path for path in paths if path.stem in passed]
     if not chosen:

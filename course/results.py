@@ -1,4 +1,4 @@
-"""What became of each lesson at its last run, kept one file a lesson, and whether it still holds."""
+"""What became of each lesson at its last run, one file a lesson, and whether it still holds."""
 
 from __future__ import annotations
 
@@ -73,7 +73,7 @@ def recorded(profile: str) -> dict[str, dict[str, Any]]:
     return record.get("notebooks", {})
 
 
-# whether a result still holds -----------------------------------------------------------------------
+# whether a result still holds ---------------------------------------------------------------------
 
 
 @functools.cache

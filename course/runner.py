@@ -35,7 +35,7 @@ MARKS = {"passed": "✔", "failed": "✘", "blocked": "–"}
 
 @dataclass
 class Waiting:
-    """A lesson that has not begun: what it waits for, what it will cost, how much work is behind it."""
+    """A lesson that has not begun: what it waits for, what it costs, how much work is behind it."""
 
     path: Path
     makers: set[str]
@@ -58,7 +58,7 @@ class Running:
     too_long: bool = False
 
 
-# the plan -------------------------------------------------------------------------------------------
+# the plan -----------------------------------------------------------------------------------------
 
 
 def check_parameters(path: Path, parameters: dict[str, Any]) -> None:
@@ -106,7 +106,7 @@ def make_plan(paths: list[Path], profile: Profile) -> dict[str, Waiting]:
 
 
 def count_jobs(profile: Profile) -> int:
-    """How many lessons may run at once: `JOBS`, else by the cores; on a GPU one, which has it all."""
+    """How many lessons may run at once: `JOBS`, else by the cores; on a GPU one."""
     text = os.environ.get("JOBS", "")
     if text:
         if not text.isdigit() or int(text) < 1:
@@ -141,7 +141,7 @@ def kernel_environment(profile: Profile, jobs: int) -> dict[str, str]:
     return env
 
 
-# the run --------------------------------------------------------------------------------------------
+# the run ------------------------------------------------------------------------------------------
 
 
 class Run:
@@ -203,7 +203,7 @@ class Run:
                 lock.release()
 
     def reuse_or_start(self, name: str, lock: FileLock) -> None:
-        """Take up the earlier result of a lesson if it still holds; else start it, if there is room."""
+        """Take up the earlier result of a lesson if it holds; else start it, if there is room."""
         lesson = self.waiting[name]
         try:
             mark = results.fingerprint(lesson.path, self.parameters)
@@ -249,6 +249,7 @@ class Run:
         self.running[result.name] = Running(result, lesson.path, child, lock, lesson.peak)
         # Its standard input stays open: when it closes, the child knows that we are gone.
         with contextlib.suppress(BrokenPipeError):
+            assert child.stdin is not None
             child.stdin.write(json.dumps(asdict(task)).encode() + b"\n")
             child.stdin.flush()
         threading.Thread(target=self.listen, args=(result.name,), daemon=True).start()
@@ -257,7 +258,7 @@ class Run:
         """In a thread: take what a lesson says until it ends."""
         result = self.running[name].result
         with self.running[name].child as child:
-            for line in child.stdout:
+            for line in child.stdout or ():
                 with contextlib.suppress(ValueError):
                     vars(result).update(json.loads(line))
         self.events.put(name)
@@ -296,7 +297,7 @@ class Run:
         running.lock.release()
 
     def end(self, result: Result) -> None:
-        """Keep a result, and print its line; behind a failure the cell, the error, the file to open."""
+        """Keep a result and print its line; behind a failure cell, error and the file to open."""
         self.waiting.pop(result.name, None)
         self.ended[result.name] = result
         if not result.reused:
@@ -344,7 +345,7 @@ def run_course(
             return Run(make_plan(paths, profile), profile, parameters, fresh).go()
 
 
-# the screen -----------------------------------------------------------------------------------------
+# the screen ---------------------------------------------------------------------------------------
 
 
 def describe(result: Result) -> str:

@@ -42,7 +42,7 @@ def records(notebook: dict[str, Any], kind: str) -> list[dict[str, Any]]:
     return [record for record in held if record["kind"] == kind]
 
 
-# figures --------------------------------------------------------------------------------------------
+# figures ------------------------------------------------------------------------------------------
 
 
 def expectations(profile: str, number: str) -> dict[str, dict[str, Any]] | None:
@@ -112,11 +112,11 @@ def judge_figures(
     return verdicts
 
 
-# exercises ------------------------------------------------------------------------------------------
+# exercises ----------------------------------------------------------------------------------------
 
 
 def refusals(number: str) -> dict[str, str]:
-    """The wrong answers of a lesson, by exercise: the parts `# %% NN.k` of `expected/refused/NN.py`."""
+    """The wrong answers of a lesson: the parts `# %% NN.k` of `expected/refused/NN.py`."""
     path = ROOT / "expected" / "refused" / f"{number}.py"
     text = path.read_text(encoding="utf-8") if path.exists() else ""
     return dict(re.findall(r"(?ms)^# %% (\S+)\n(.*?)(?=^# %% |\Z)", text))
@@ -146,7 +146,7 @@ def judge_exercises(
         yield from (f"exercise {name} has no {part}" for part in parts if part not in which)
 
 
-# marked outputs -------------------------------------------------------------------------------------
+# marked outputs -----------------------------------------------------------------------------------
 
 
 def output_lines(cell: dict[str, Any]) -> list[str]:

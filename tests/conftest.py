@@ -1,4 +1,4 @@
-"""Small courses in a temporary folder, for tests of the machine; their notebooks import nothing heavy."""
+"""Small courses in a temporary folder, whose notebooks import nothing heavy."""
 
 from __future__ import annotations
 

@@ -117,8 +117,9 @@ def outputs(notebook: NotebookNode) -> Iterator[str]:
                 yield f"something on stderr in: {start}…"
             if NOISE.search(text_of(output)):
                 yield f"a warning or a traceback in the output of: {start}…"
-            if PATHS.search(text_of(output)):
-                yield f"an absolute path ({PATHS.search(text_of(output))[0]}…) in the output of: {start}…"
+            place = PATHS.search(text_of(output))
+            if place:
+                yield f"an absolute path ({place[0]}…) in the output of: {start}…"
 
 
 def code(notebook: NotebookNode) -> Iterator[str]:

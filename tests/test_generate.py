@@ -5,8 +5,8 @@ import re
 
 import nbformat
 import pytest
-from conftest import PARAMETERS
 
+from conftest import PARAMETERS
 from course import generate, notebooks, results
 from utils import artifacts
 
@@ -76,7 +76,7 @@ def test_study_time_is_given_or_estimated():
     code = {"cell_type": "code", "metadata": {}, "source": ["x = 1\n", "\n", "y = 2\n"] * 30}
     folded = {**code, "metadata": {"tags": ["bootstrap"]}}
     notebook = {"metadata": {}, "cells": [words, code, folded]}
-    assert generate.study_time(notebook) == "45 minutes"
+    assert generate.study_time(notebook) == "0.75 hours"
     notebook["metadata"]["course"] = {"minutes": 120}
     assert generate.study_time(notebook) == "2 hours"
 
@@ -88,7 +88,7 @@ def test_a_header_says_what_is_taken_made_and_near(two):
     assert "**It makes** the artifact `thing`" in first
     assert "the artifact `thing` of [lesson 00](00_first.ipynb)" in second
     assert "84 MB to fetch" in second and "unknown" not in second
-    assert "**Study time** about 15 minutes" in first
+    assert "**Study time** about 0.25 hours" in first
     assert "**It needs** [lesson 00](00_first.ipynb) and time" in second
 
 

@@ -2,8 +2,8 @@
 
 import nbformat
 import pytest
-from conftest import PARAMETERS
 
+from conftest import PARAMETERS
 from course import notebooks
 from utils.errors import CourseError
 

@@ -1,12 +1,12 @@
-"""What a run leaves behind: pages without programs, outputs kept whole, costs with their machine."""
+"""What a run leaves: pages without programs, outputs kept whole, costs with their machine."""
 
 import json
 import subprocess
 
 import nbformat
 import pytest
-from conftest import PARAMETERS, lesson_cell, publish_cell
 
+from conftest import PARAMETERS, lesson_cell, publish_cell
 from course import report
 
 
@@ -105,7 +105,7 @@ def test_a_reader_s_own_changes_turn_no_check_red(course):
     assert course.run("check").returncode == 0
     path.write_text(path.read_text().replace(", 7)", ", 8)"))
     edited = course.run("check")
-    assert edited.returncode == 0 and "you have changed this lesson" in edited.stdout
+    assert edited.returncode == 0 and "00_a, which you have changed" in edited.stdout
     assert course.run("run").returncode == 1
     assert course.run("check").returncode == 0
     strict = course.run("check", "--strict")

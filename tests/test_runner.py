@@ -10,8 +10,8 @@ import sys
 import nbformat
 import psutil
 import pytest
-from conftest import PARAMETERS, PATIENCE, Course, lesson_cell, publish_cell, wait_until
 
+from conftest import PARAMETERS, PATIENCE, Course, lesson_cell, publish_cell, wait_until
 from course import __main__ as command
 from course import execute, results, runner
 from utils.profiles import SMOKE, Profile
@@ -43,7 +43,7 @@ def gone(pid: int) -> bool:
         return True
 
 
-# one run of a course in which nearly everything is wrong ----------------------------------------------
+# one run of a course in which nearly everything is wrong -----------------------------------------
 
 
 @pytest.fixture(scope="module")
@@ -169,7 +169,7 @@ def test_nothing_is_left_beside_the_notebooks(mixed):
     assert {path.suffix for path in (course.root / "notebooks").iterdir()} == {".ipynb"}
 
 
-# what is refused before anything runs -----------------------------------------------------------------
+# what is refused before anything runs -------------------------------------------------------------
 
 
 @pytest.mark.parametrize(
@@ -219,7 +219,7 @@ def test_a_folder_that_cannot_be_is_one_message(course):
     assert "cannot write here" in done.stderr
 
 
-# in what order, and how many at once ------------------------------------------------------------------
+# in what order, and how many at once --------------------------------------------------------------
 
 
 def test_two_lessons_run_at_once_and_with_jobs_1_one(course):
@@ -292,7 +292,7 @@ def test_a_missing_input_is_made_first_and_the_reader_is_told(course):
     assert "03_d" not in done.stdout
 
 
-# what is done before ----------------------------------------------------------------------------------
+# what is done before ------------------------------------------------------------------------------
 
 
 def reused(done) -> list[str]:
@@ -323,7 +323,7 @@ def test_done_lessons_are_not_run_again_until_something_changes(course):
 
 @pytest.fixture
 def lesson(course, monkeypatch):
-    """A lesson whose fingerprint can be taken here, with the code that it may use in the same folder."""
+    """A lesson whose fingerprint is taken here, with the code that it may use beside it."""
     for module in (results, sys.modules["course.verdicts"]):
         monkeypatch.setattr(module, "ROOT", course.root)
     monkeypatch.setattr(results, "CHECKOUT", course.root)
@@ -377,7 +377,7 @@ def test_two_runs_of_one_lesson_share_its_result(course):
     first.stdout.close()
 
 
-# however it ends --------------------------------------------------------------------------------------
+# however it ends ----------------------------------------------------------------------------------
 
 
 @POSIX
@@ -459,7 +459,7 @@ def test_a_kernel_that_cannot_start_is_a_failure_with_a_reason(course, tmp_path)
     assert done.returncode == 1 and "broken install" in done.stdout and "Traceback" not in done.all
 
 
-# disks ------------------------------------------------------------------------------------------------
+# disks --------------------------------------------------------------------------------------------
 
 
 @pytest.fixture

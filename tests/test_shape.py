@@ -25,7 +25,10 @@ def stream(text, name="stdout"):
 
 def good():
     """A lesson as it should be, in few cells."""
-    text = lambda source, *tags: cell(source, *tags, kind="markdown")
+
+    def text(source, *tags):
+        return cell(source, *tags, kind="markdown")
+
     cells = [
         text("# 05 · A lesson", "header"),
         cell("pass", "bootstrap"),

@@ -70,9 +70,8 @@ def test_ranges(tmp_path, expect, rule, value, good):
 
 
 def test_recorded_and_not_expected_and_the_other_way_round(tmp_path, expect):
-    expect(
-        "[05.check]\nb = { value = 1 }\n[05.typical]\nd = { value = 1 }\n[06.check]\nc = { value = 1 }\n"
-    )
+    typical = "[05.typical]\nd = { value = 1 }\n"
+    expect(f"[05.check]\nb = {{ value = 1 }}\n{typical}[06.check]\nc = {{ value = 1 }}\n")
     path = notebook(tmp_path / "05_x.ipynb", figure("a", 2))
     problems = verdicts.problems_of(path, "smoke")
     assert len(problems) == 2

@@ -1,10 +1,13 @@
 """The files around the lessons hold to one another, to the code, and to what is on disk."""
+
 from __future__ import annotations
 
+import ast
 import functools
 import hashlib
 import importlib.metadata as metadata
 import re
+import subprocess
 import tomllib
 from pathlib import Path
 from typing import Any
@@ -16,6 +19,7 @@ from packaging.requirements import Requirement
 from packaging.specifiers import SpecifierSet
 from packaging.utils import canonicalize_name
 
+from course.notebooks import code_cells
 from utils import assets
 from utils.profiles import PROFILES
 
@@ -23,9 +27,15 @@ ROOT = Path(__file__).resolve().parent.parent
 PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))]
 WORKFLOWS = sorted((ROOT / ".github" / "workflows").glob("*.yml"))
 APACHE = "cfc7749b96f63bd31c3c42b5c471bf756814053e847c10f3eb003417bc523d30"  # apache.org's own text
-MACHINES = {f"{system} {python}": {"python_version": python.rpartition(".")[0],
-                                   "python_full_version": python, "sys_platform": system}
-            for system in ("linux", "darwin", "win32") for python in ("3.11.2", "3.11.9", "3.13.1")}
+MACHINES = {
+    f"{system} {python}": {
+        "python_version": python.rpartition(".")[0],
+        "python_full_version": python,
+        "sys_platform": system,
+    }
+    for system in ("linux", "darwin", "win32")
+    for python in ("3.11.2", "3.11.9", "3.13.1")
+}
 
 
 @functools.cache
@@ -61,21 +71,67 @@ def pins_on(machine: str) -> dict[str, list[str]]:
     return pins
 
 
+def python_files(*packages: str) -> list[Path]:
+    """The Python files of some packages."""
+    return [path for package in packages for path in sorted((ROOT / package).rglob("*.py"))]
+
+
 # requirements -----------------------------------------------------------------------------------
 
 
-def test_requirements_and_pyproject_say_the_same() -> None:
-    named = {str(r) for r in requirements("requirements.txt")}
-    assert named == {str(Requirement(line)) for line in project()["project"]["dependencies"]}
+def test_dependencies_have_one_source() -> None:
+    facts = project()
+    assert facts["project"]["dynamic"] == ["dependencies"]
+    assert facts["tool"]["setuptools"]["dynamic"]["dependencies"] == {"file": ["requirements.txt"]}
+    # The project is a checkout: nothing called `utils` gets into anybody's site-packages.
+    assert facts["tool"]["setuptools"]["packages"] == []
 
 
-def test_requirements_end_by_installing_the_repository_in_place() -> None:
-    lines = [line for line in read("requirements.txt").splitlines() if line.strip()]
-    assert lines[-1].split() == ["-e", "."]
+def imported_by(*folders: str) -> set[str]:
+    """The top-level modules that some folders import, anywhere in their code and lessons."""
+    sources = []
+    for path in (path for folder in folders for path in (ROOT / folder).rglob("*")):
+        if path.suffix == ".py":
+            sources.append(path.read_text(encoding="utf-8"))
+        elif path.suffix == ".ipynb" and "checkpoint" not in path.name:
+            sources += code_cells(path)
+    names = set()
+    for source in sources:
+        try:
+            nodes = list(ast.walk(ast.parse(source)))
+        except SyntaxError:
+            continue
+        for node in nodes:
+            if isinstance(node, ast.Import):
+                names |= {alias.name.split(".")[0] for alias in node.names}
+            elif isinstance(node, ast.ImportFrom) and not node.level:
+                names.add((node.module or "").split(".")[0])
+    return names
+
+
+@pytest.mark.parametrize(
+    "folders, files",
+    [
+        (["utils", "stages", "course", "notebooks"], ["requirements.txt"]),
+        (["tests", "benchmarks"], ["requirements.txt", "requirements-test.txt"]),
+    ],
+    ids=["course", "tests"],
+)
+def test_what_is_imported_is_declared(folders: list[str], files: list[str]) -> None:
+    declared = {canonicalize_name(r.name) for name in files for r in requirements(name)}
+    declared |= {canonicalize_name(r.name) for group in extras().values() for r in group}
+    homes = metadata.packages_distributions()
+    missing = {}
+    for module in imported_by(*folders) & set(homes):
+        sources = {canonicalize_name(name) for name in homes[module]}
+        if not sources & declared and project()["project"]["name"] not in sources:
+            missing[module] = sources
+    assert missing == {}
 
 
 def test_every_requirement_has_a_reason() -> None:
-    lines = [line for line in read("requirements.txt").splitlines() if re.match(r"[a-z]", line)]
+    lines = (read("requirements.txt") + read("requirements-test.txt")).splitlines()
+    lines = [line for line in lines if re.match(r"[a-z]", line)]
     assert [line for line in lines if "  # " not in line] == []
 
 
@@ -84,7 +140,7 @@ def test_environment_takes_python_from_conda_and_the_rest_from_requirements() ->
     assert held["name"] == project()["project"]["name"]
     assert held["channels"] == ["conda-forge", "nodefaults"]
     python, pip, rest = held["dependencies"]
-    assert pip == "pip" and rest == {"pip": ["-r requirements.txt"]}
+    assert pip == "pip" and rest == {"pip": ["-r requirements.txt", "-e ."]}
     name, version = python.split("=")
     assert name == "python"
     assert SpecifierSet(project()["project"]["requires-python"]).contains(version)
@@ -104,7 +160,7 @@ def test_the_package_named_pynvml_is_nowhere() -> None:
 @pytest.mark.parametrize("machine", MACHINES)
 def test_constraints_pin_each_requirement_once_and_within_its_range(machine: str) -> None:
     pins = pins_on(machine)
-    for need in requirements("requirements.txt"):
+    for need in requirements("requirements.txt") + requirements("requirements-test.txt"):
         held = pins.get(canonicalize_name(need.name), [])
         assert len(held) == 1, f"{need.name} is pinned {len(held)} times on {machine}"
         assert need.specifier.contains(held[0].removeprefix("==")), f"{need} against {held[0]}"
@@ -128,7 +184,8 @@ def test_constraints_leave_the_optional_groups_possible() -> None:
 def test_constraints_cover_what_the_requirements_bring_along() -> None:
     pins = {canonicalize_name(r.name) for r in requirements("constraints.txt")}
     here = {canonicalize_name(d.name): d for d in metadata.distributions()}
-    todo = [canonicalize_name(r.name) for r in requirements("requirements.txt")]
+    direct = requirements("requirements.txt") + requirements("requirements-test.txt")
+    todo = [canonicalize_name(need.name) for need in direct]
     seen: set[str] = set()
     while todo:
         name = todo.pop()
@@ -136,8 +193,11 @@ def test_constraints_cover_what_the_requirements_bring_along() -> None:
             continue  # torch pins its own CUDA packages
         seen.add(name)
         needs = [Requirement(line) for line in here[name].requires or []]
-        todo += [canonicalize_name(n.name) for n in needs
-                 if n.marker is None or n.marker.evaluate({"extra": ""})]
+        todo += [
+            canonicalize_name(n.name)
+            for n in needs
+            if n.marker is None or n.marker.evaluate({"extra": ""})
+        ]
     assert len(seen) > 100, "the requirements are not installed here"
     assert sorted(seen - pins) == []
 
@@ -163,24 +223,26 @@ def test_readme_and_makefile_know_the_same_variables() -> None:
     section = read("README.md").split("## Variables")[1].split("\n## ")[0]
     named = set(re.findall(r"^\| `([A-Z_]+)` \|", section, re.M))
     makefile = set(re.findall(r"^([A-Z_]+) *\?=", read("Makefile"), re.M))
-    code = "".join(p.read_text(encoding="utf-8") for p in (ROOT / "utils").rglob("*.py"))
+    code = "".join(path.read_text(encoding="utf-8") for path in python_files("utils", "course"))
     assert makefile <= named
     assert {name for name in named - makefile if f'"{name}"' not in code} == set()
 
 
 @pytest.mark.parametrize("page", PAGES, ids=lambda p: p.name)
 def test_pages_name_only_targets_that_exist(page: Path) -> None:
-    targets = set(re.findall(r"^([a-z]+):", read("Makefile"), re.M))
+    targets = set(re.findall(r"^([a-z-]+):", read("Makefile"), re.M))
     text = page.read_text(encoding="utf-8")
-    commands = re.findall(r"(?:`|^|&& |=\S+ )make ([a-z]+)\b", text, re.M)
+    commands = re.findall(r"(?:`|^|&& |=\S+ )make ([a-z-]+)\b", text, re.M)
     assert set(commands) <= targets
     assert commands or page.name != "README.md"
 
 
 @pytest.mark.parametrize("profile", PROFILES.values(), ids=lambda p: p.name)
 def test_readme_shows_the_profiles_as_they_are(profile: Any) -> None:
-    row = (f"| `{profile.name}` | {profile.machine} | {profile.cell_seconds:,} s "
-           f"| {profile.notebook_seconds:,} s |")
+    row = (
+        f"| `{profile.name}` | {profile.machine} | {profile.cell_seconds:,} s "
+        f"| {profile.notebook_seconds:,} s |"
+    )
     assert row in read("README.md")
 
 
@@ -201,15 +263,11 @@ def test_readme_keeps_the_marks_between_which_the_table_is_written() -> None:
     assert marks == [1, 1]
 
 
-def test_readme_tree_names_what_is_there_and_every_room() -> None:
-    tree = read("README.md").split("## What is where")[1].split("```")[1]
-    named = re.findall(r"^(\S+?)/? {2,}", tree, re.M)
-    rooms = re.findall(r"^  (\S+?)/? {2,}", tree, re.M)
-    tops = [name for name in named if name]
-    there = {p.name for p in ROOT.iterdir()} | {"launch", "results"}  # git keeps no empty folder
-    assert set(tops) <= there, set(tops) - there
-    there = {p.name for p in (ROOT / "utils").iterdir() if p.suffix == ".py" or p.name == "course"}
-    assert set(rooms) == there - {"__init__.py"}
+def test_readme_tree_names_what_is_there() -> None:
+    tree = read("README.md").split("## How the repository is built")[1].split("```")[1]
+    names = re.findall(r"^(\S+?)/? {2,}", tree, re.M)
+    assert names
+    assert [name for name in names if not (ROOT / name).exists()] == []
 
 
 # links ------------------------------------------------------------------------------------------
@@ -230,9 +288,10 @@ def dead_links(page: Path) -> list[str]:
             continue
         name, _, anchor = link.partition("#")
         target = page.parent / name if name else page
-        if not target.exists():
-            dead.append(link)
-        elif anchor and anchor not in anchors(target.read_text(encoding="utf-8")):
+        wrong = not target.exists()
+        if anchor and not wrong:
+            wrong = anchor not in anchors(target.read_text(encoding="utf-8"))
+        if wrong:
             dead.append(link)
     return dead
 
@@ -259,8 +318,8 @@ def test_the_site_lists_every_page() -> None:
 
 
 def test_troubleshooting_quotes_our_messages_as_they_are() -> None:
-    rooms = [path.read_text(encoding="utf-8") for path in (ROOT / "utils").rglob("*.py")]
-    code = "\n".join([read("Makefile"), *rooms])
+    files = [path.read_text(encoding="utf-8") for path in python_files("utils", "stages", "course")]
+    code = "\n".join([read("Makefile"), *files])
     code = re.sub(r'"\s*\n\s*f?"', "", code)  # strings that go on in the next line
     blocks = re.findall(r"```console\n(.*?)```", read("docs/troubleshooting.md"), re.S)
     lines = [line.removeprefix("CourseError: ") for block in blocks for line in block.splitlines()]
@@ -314,19 +373,28 @@ def steps(name: str) -> list[dict[str, Any]]:
 
 
 @pytest.mark.parametrize("path", WORKFLOWS, ids=lambda p: p.stem)
-def test_workflows_parse_and_pin_actions_by_major_version(path: Path) -> None:
-    held = yaml.safe_load(path.read_text(encoding="utf-8"))
-    assert held[True], "`on:` is read as true by YAML 1.1, and by GitHub as it should be"
-    assert held["permissions"]["contents"] == "read" and held["concurrency"]
-    for job in held["jobs"].values():
+def test_workflows_may_read_alone_and_pin_actions_by_their_hash(path: Path) -> None:
+    workflow = yaml.safe_load(path.read_text(encoding="utf-8"))
+    assert workflow[True], "`on:` is read as true by YAML 1.1, and by GitHub as it should be"
+    assert workflow["permissions"] == {"contents": "read"}
+    assert workflow["concurrency"]
+    for job in workflow["jobs"].values():
         assert job["timeout-minutes"] <= 60
-    used = [step["uses"] for step in steps(path.stem) if "uses" in step]
-    assert used and all(re.fullmatch(r"[\w-]+/[\w-]+@v\d+", name) for name in used)
+    used = re.findall(r"uses: (.*)", path.read_text(encoding="utf-8"))
+    assert used
+    assert [
+        name for name in used if not re.fullmatch(r"[\w/-]+@[0-9a-f]{40}  # v[\d.]+", name)
+    ] == []
+    for step in steps(path.stem):
+        if step.get("uses", "").startswith("actions/checkout@"):
+            assert step["with"]["persist-credentials"] is False
 
 
 @pytest.mark.parametrize("name", ["ci", "canary"])
 def test_workflows_run_the_two_commands(name: str) -> None:
-    commands = " ; ".join(step.get("run", "") for step in steps(name)).replace("bash .ci/run", read(".ci/run"))
+    commands = " ; ".join(step.get("run", "") for step in steps(name)).replace(
+        "bash .ci/run", read(".ci/run")
+    )
     assert re.search(r"\bmake test\b", commands) and re.search(r"\bmake run\b", commands)
 
 
@@ -336,14 +404,41 @@ def test_ci_covers_the_pythons_and_the_systems() -> None:
     systems = {name.split("-")[0] for name in jobs["units"]["strategy"]["matrix"]["os"]}
     assert systems == {"macos", "windows"}
     commands = [step.get("run", "") for step in jobs["units"]["steps"]]
-    assert any("-c constraints.txt -r requirements.txt" in c for c in commands)
-    assert any('-m "not slow"' in c for c in commands)
+    install = "-c constraints.txt -r requirements.txt -r requirements-test.txt -e ."
+    assert any(install in command for command in commands)
+    assert any('-m "not slow and not release"' in command for command in commands)
 
 
-def test_canary_takes_no_constraints_and_opens_an_issue() -> None:
+def test_canary_runs_unknown_code_where_nothing_may_be_written() -> None:
     commands = " ; ".join(step.get("run", "") for step in steps("canary"))
-    assert "-c constraints.txt" not in commands and "gh issue create" in commands
-    permissions = yaml.safe_load(read(".github/workflows/canary.yml"))["permissions"]
-    assert permissions["issues"] == "write"
-    loosened = re.sub(r",<[0-9.]+", "", read("requirements.txt"))  # what its sed does
+    assert "-c constraints.txt" not in commands
+    jobs = yaml.safe_load(read(".github/workflows/canary.yml"))["jobs"]
+    assert "permissions" not in jobs["newest"]
+    issue = jobs["issue"]
+    assert issue["permissions"] == {"actions": "read", "issues": "write"}
+    assert (issue["needs"], issue["if"]) == ("newest", "failure()")
+    script = " ; ".join(step["run"] for step in issue["steps"])
+    assert "gh issue create" in script
+    assert not re.search(r"\b(pip|python|make \w+)\b", re.sub(r"#.*", "", script))
+    assert "uses" not in str(issue["steps"])
+    # What its sed does to the ranges.
+    loosened = re.sub(r",<[0-9.]+", "", read("requirements.txt") + read("requirements-test.txt"))
     assert "<" not in re.sub(r"#.*", "", loosened), "a range that the canary would still hold"
+
+
+def test_ci_runs_every_part_and_makes_each_target_that_it_names() -> None:
+    script = read(".ci/run")
+    parts = re.findall(r'^part "([^"]+)"', script, re.M)
+    assert parts[:4] == ["ruff check", "ruff format", "mypy", "lint-imports"]
+    assert {"make test", "make run", "make check"} <= set(parts)
+    targets = set(re.findall(r"^([a-z-]+):", read("Makefile"), re.M))
+    assert set(re.findall(r"\bmake ([a-z-]+)", script)) <= targets
+
+
+def test_every_public_target_is_listed_by_make() -> None:
+    run = subprocess.run(["make"], cwd=ROOT, capture_output=True, text=True, check=True)
+    targets = ["run", "lab", "test", "bench", "report", "check", "release-check", "faults", "sync"]
+    listed = re.findall(r"^  make (\S+)", run.stdout, re.M)
+    assert set(targets) <= set(listed)
+    for variable in ("PROFILE", "ONLY", "FRESH", "JOBS", "PYTHON"):
+        assert f"{variable}=" in run.stdout

@@ -20,6 +20,7 @@ from typing import Any
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
 from stages.launch import rank_device, require_world
+from stages.recipe import decay_groups
 from utils.artifacts import write_json
 from utils.errors import CourseError
 from utils.machine import set_seed
@@ -187,23 +188,6 @@ def main(recipe_file: str, losses_file: str) -> None:
     losses = train(ClassifierRecipe(**fields))
     if os.environ.get("RANK", "0") == "0":
         write_json(Path(losses_file), losses)
-
-
-def decay_groups(model: Any, decay: float) -> list[dict[str, Any]]:
-    """Weight decay for matrices and embeddings; none for biases and norms, which are vectors.
-
-    >>> import torch
-    >>> decayed, free = decay_groups(torch.nn.Linear(3, 2), decay=0.1)
-    >>> len(decayed["params"]), len(free["params"]), free["weight_decay"]
-    (1, 1, 0.0)
-    """
-    trained = [p for p in model.parameters() if p.requires_grad]
-    matrices = [p for p in trained if p.ndim > 1]
-    vectors = [p for p in trained if p.ndim <= 1]
-    return [
-        {"params": matrices, "weight_decay": decay},
-        {"params": vectors, "weight_decay": 0.0},
-    ]
 
 
 if __name__ == "__main__":

@@ -273,23 +273,3 @@ def find_clash(added: Sequence[dict[str, Any]]) -> tuple[str, str] | None:
             if two.startswith(one[start:]) or one.startswith(two, start):
                 return one, two
     return None
-
-
-def read_texts(corpus: Path, split: str, megabytes: float = math.inf) -> Iterator[str]:
-    """Documents of one split, about so many megabytes of it: a fair sample.
-
-    A document is in or out by a checksum of its content: nothing is shuffled or held in memory, a
-    second pass gives the same documents, and a larger sample contains the smaller one.
-    """
-    from pyarrow import parquet
-
-    files = sorted(corpus.glob(f"{split}-*.parquet"))
-    if not files:
-        raise CourseError(f"the corpus has no split {split!r}", corpus, "run lesson 03 again")
-    sizes = parquet.read_table(files, columns=["size"])["size"].to_numpy()
-    limit = min(megabytes * 1e6 / sizes.sum(), 1) * 2**32
-    for file in files:
-        for batch in parquet.ParquetFile(file).iter_batches(256, columns=["content"]):
-            for text in batch["content"].to_pylist():
-                if zlib.crc32(text.encode()) < limit:
-                    yield text

@@ -16,7 +16,8 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from stages import classifier
-from stages.classifier import ClassifierRecipe, decay_groups, make_loader, shared_loss, train
+from stages.classifier import ClassifierRecipe, make_loader, shared_loss, train
+from stages.recipe import decay_groups
 from stages.launch import free_port, launch
 from utils.errors import ROOT, CourseError
 
@@ -224,17 +225,6 @@ def test_a_run_with_fewer_processes_than_planned_stops(recipe: ClassifierRecipe)
 def test_files_that_are_not_here_are_named(recipe: ClassifierRecipe, name: str) -> None:
     with pytest.raises(CourseError, match="(?s)not here.*nowhere"):
         train(recipe.change(**{name: "/nowhere"}))
-
-
-def test_biases_and_norms_do_not_decay() -> None:
-    layers = [torch.nn.Embedding(5, 4), torch.nn.Linear(4, 3), torch.nn.LayerNorm(3)]
-    model = torch.nn.Sequential(*layers)
-    model[1].weight.requires_grad = False
-    decayed, free = decay_groups(model, 0.1)
-    assert [p.shape for p in decayed["params"]] == [(5, 4)]
-    assert decayed["weight_decay"] == 0.1
-    assert len(free["params"]) == 3
-    assert free["weight_decay"] == 0.0
 
 
 # the model that is saved --------------------------------------------------------------------------

@@ -239,7 +239,8 @@ def measure(data: bytes) -> Measures:
     letters = counts[LOWER] + counts[UPPER] + counts[DIGIT] - np.count_nonzero(codes == ord("_"))
     other_kind = kinds[1:] != kinds[:-1]
     other_sign = (kinds[1:] == SIGN) & (codes[1:] != codes[:-1])
-    pieces = 1 + np.count_nonzero((other_kind | other_sign) & (kinds[1:] != SPACE))
+    begins = (other_kind | other_sign) & (kinds[1:] != SPACE)
+    pieces = 1 + int(np.count_nonzero(begins))
     mean_line = round(float(lines.mean()), 3)
     share = round(float(letters / len(codes)), 3)
     return Measures(int(lines.max()), mean_line, share, round(len(codes) / pieces, 3))

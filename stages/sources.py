@@ -141,6 +141,7 @@ def licence_named(text: str) -> str:
 def licence_of(metadata: Any) -> str:
     """One expression from package metadata: its expression, its classifiers, or its short text.
 
+    >>> import email
     >>> licence_of(email.message_from_string("License: Apache 2.0 License"))
     'Apache-2.0'
     """

@@ -149,7 +149,7 @@ def jaccard(left: set, right: set) -> float:
 
 
 def far_apart(texts: list[str]) -> list[str]:
-    """Texts of which no two share half of their words, so that a pair among them is wrong to report."""
+    """Texts of which no two share half of their words: a pair among them is wrong to report."""
     chosen: dict[str, set[str]] = {}
     for text in texts:
         own = set(re.findall(r"\w+", text))
@@ -169,7 +169,7 @@ def edit(text: str, share: float, strange: list[str], draw: random.Random) -> st
 
 
 def plant(texts: list[str], seed: int) -> tuple[list[str], set[tuple[int, int]]]:
-    """Texts with a lightly edited copy of each (a pair to find) and a heavily edited one (a decoy)."""
+    """Texts with a lightly edited copy of each, to be found, and a heavily edited one, a decoy."""
     draw = random.Random(seed)
     originals = far_apart(texts)
     strange = [line for text in originals for line in text.splitlines(True) if line.strip()]

@@ -247,7 +247,7 @@ def measure(data: bytes) -> Measures:
 
 
 def form_objection(form: Measures) -> tuple[str, str]:
-    """Why the form of a document speaks against it, and the evidence; two empty texts for nothing."""
+    """What the form of a document has against it, and the evidence; two empty texts for nothing."""
     if form.longest_line > 1000 or form.mean_line > 100:
         return "long lines", f"longest {form.longest_line}"
     if form.letters < 0.25:

@@ -61,7 +61,7 @@ def distribution_tree(name: str, package: importlib.metadata.Distribution) -> Tr
 
 
 def folder_tree(root: Path, package: str, licence: str, skip: Iterable[str] = ()) -> Tree:
-    """The source files of any folder. A link to a folder is listed, not followed: it may lead back."""
+    """The source files of a folder. A link to a folder is listed, not followed: it may lead back."""
     paths: list[str] = []
     rejected: dict[str, str] = {}
 
@@ -87,10 +87,9 @@ def folder_tree(root: Path, package: str, licence: str, skip: Iterable[str] = ()
 
 
 # SPDX names, and BSD where a package does not say which of its forms.
-PERMISSIVE = frozenset(
-    "MIT MIT-0 MIT-CMU X11 HPND BSD BSD-2-Clause BSD-3-Clause 0BSD ISC Apache-2.0 "
-    "PSF-2.0 Python-2.0 CNRI-Python Zlib Unlicense CC0-1.0 BSL-1.0".split()
-)
+PERMISSIVE = {"MIT", "MIT-0", "MIT-CMU", "X11", "HPND", "BSD", "BSD-2-Clause", "BSD-3-Clause"}
+PERMISSIVE |= {"0BSD", "ISC", "Apache-2.0", "PSF-2.0", "Python-2.0", "CNRI-Python", "Zlib"}
+PERMISSIVE |= {"Unlicense", "CC0-1.0", "BSL-1.0"}
 # What classifiers and short texts call a licence: small letters, no comma, no `the`, no `license`.
 SPELLINGS = {
     "Apache-2.0": "apache; apache software; apache 2; apache 2.0; apache version 2.0; apache v2.0",
@@ -115,10 +114,10 @@ spdx = functools.cache(license_expression.get_spdx_licensing)
 
 
 def parse_licence(text: str | None, strict: bool = False) -> Any:
-    """A licence expression as a tree, or None for a text that is none; `strict`: of SPDX names only."""
+    """A licence expression as a tree, or None for another text; `strict`: of SPDX names only."""
     try:
         return spdx().parse(text, validate=strict, strict=strict)
-    except Exception:  # noqa: BLE001  on a hostile text the parser fails in many ways
+    except Exception:  # on a hostile text the parser fails in many ways
         return None
 
 

@@ -277,8 +277,8 @@ def test_a_known_name_with_other_words_is_not_that_licence(name, more):
         ("License: Apache 2.0 License", "Apache-2.0"),
         ("Classifier: License :: OSI Approved :: BSD License\nLicense: Copyright (c) me", "BSD"),
         (
-            "Classifier: License :: OSI Approved :: MIT License\nClassifier: License :: OSI Approved :: "
-            "GNU Lesser General Public License v3 (LGPLv3)",
+            "Classifier: License :: OSI Approved :: MIT License\n"
+            "Classifier: License :: OSI Approved :: GNU Lesser General Public License v3 (LGPLv3)",
             "MIT AND GPL",
         ),
         (
@@ -356,7 +356,8 @@ def put_wheel(shelf: Path, files: dict[str, str]) -> None:
 def project_that_leaves_a_mark(folder: Path, mark: Path) -> Path:
     """A source project whose build script writes a file."""
     folder.mkdir()
-    script = f"open({str(mark)!r}, 'w').close()\nfrom setuptools import setup\nsetup(name='tiny', version='1.0')\n"
+    script = f"open({str(mark)!r}, 'w').close()\nfrom setuptools import setup\n"
+    script += "setup(name='tiny', version='1.0')\n"
     (folder / "setup.py").write_text(script)
     return folder
 

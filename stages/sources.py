@@ -61,7 +61,7 @@ def distribution_tree(name: str, package: importlib.metadata.Distribution) -> Tr
 
 
 def folder_tree(root: Path, package: str, licence: str, skip: Iterable[str] = ()) -> Tree:
-    """The source files of a folder. A link to a folder is listed, not followed: it may lead back."""
+    """The source files of a folder. A link to a folder is listed, not followed: it may go back."""
     paths: list[str] = []
     rejected: dict[str, str] = {}
 

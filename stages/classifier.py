@@ -9,7 +9,6 @@ together, the order is that of the file, and a last batch of fewer rows is weigh
 
 from __future__ import annotations
 
-import difflib
 import json
 import math
 import os
@@ -20,7 +19,7 @@ from typing import Any
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
 from stages.launch import rank_device, require_world
-from stages.recipe import decay_groups
+from stages.recipe import decay_groups, plain_error
 from utils.artifacts import write_json
 from utils.errors import CourseError
 from utils.machine import set_seed
@@ -31,7 +30,7 @@ class ClassifierRecipe(BaseModel):
 
     >>> ClassifierRecipe(weights="start", rows="rows.parquet", bacth=16)
     Traceback (most recent call last):
-    utils.errors.CourseError: a classifier's recipe has no 'bacth'
+    utils.errors.CourseError: a recipe has no 'bacth'
       where: the recipe
       next:  did you mean 'batch'?
     """
@@ -54,7 +53,7 @@ class ClassifierRecipe(BaseModel):
         try:
             super().__init__(**fields)
         except ValidationError as error:
-            raise explain(error) from None
+            raise plain_error(error, type(self).model_fields) from None
         if self.batch % self.processes:
             what = f"{self.batch} rows cannot be shared evenly by {self.processes} processes"
             fix = "choose a batch that the number of processes divides"
@@ -63,20 +62,6 @@ class ClassifierRecipe(BaseModel):
     def change(self, **fields: Any) -> ClassifierRecipe:
         """A recipe with other values in some fields."""
         return ClassifierRecipe(**{**self.model_dump(), **fields})
-
-
-def explain(error: ValidationError) -> CourseError:
-    """The first mistake in a recipe, in words; a name that is unknown comes before other mistakes."""
-    mistakes = error.errors()
-    unknown = [mistake for mistake in mistakes if mistake["type"] == "extra_forbidden"]
-    first = (unknown or mistakes)[0]
-    name = str(first["loc"][0])
-    if not unknown:
-        return CourseError(f"{name}: {first['msg']}", "the recipe", f"mend {name!r}")
-    names = list(ClassifierRecipe.model_fields)
-    close = difflib.get_close_matches(name, names, 1)
-    fix = f"did you mean {close[0]!r}?" if close else f"choose among {', '.join(names)}"
-    return CourseError(f"a classifier's recipe has no {name!r}", "the recipe", fix)
 
 
 def make_classifier(recipe: ClassifierRecipe) -> Any:

@@ -41,8 +41,7 @@ assets: setup   ## fetch the weights and data of the chosen lessons
 	@$(COURSE) fetch --for "$(ONLY)"
 
 run: assets     ## run the chosen lessons headlessly and write a report
-	@status=0; $(COURSE) run $(CHOSEN) $(if $(FRESH),--fresh) $(if $(JOBS),--jobs $(JOBS)) || status=$$?; \
-	  [ $$status = 2 ] || $(COURSE) report $(CHOSEN) || status=$$?; exit $$status
+	@JOBS="$(JOBS)" $(COURSE) run $(CHOSEN) $(if $(FRESH),--fresh)
 
 lab: assets     ## open the course in JupyterLab
 	@$(VPY) -m jupyterlab --notebook-dir=. notebooks

@@ -40,7 +40,7 @@ def run_cell(url, folder, before=""):
 def test_without_a_checkout_the_course_is_fetched(published, tmp_path):
     done = run_cell(published, tmp_path)
     assert done.returncode == 0, done.stderr
-    assert f"utils from {tmp_path / 'course/utils'}" in done.stdout and "ready" in done.stdout
+    assert f"utils from {tmp_path / 'transformers-course/utils'}" in done.stdout and "ready" in done.stdout
     assert run_cell(published, tmp_path).returncode == 0  # again: nothing is cloned twice
 
 
@@ -51,7 +51,7 @@ def test_another_module_called_utils_does_not_win(published, tmp_path, name):
     (other / name).write_text("")
     done = run_cell(published, tmp_path, f"import sys\nsys.path.insert(0, {str(other)!r})\n")
     assert done.returncode == 0, done.stderr
-    assert f"utils from {tmp_path / 'course/utils'}" in done.stdout
+    assert f"utils from {tmp_path / 'transformers-course/utils'}" in done.stdout
 
 
 def test_only_what_is_missing_is_installed_and_the_image_keeps_its_torch(capsys):

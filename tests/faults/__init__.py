@@ -1,0 +1,1 @@
+"""What the tests and the data must withstand: planted faults, and kills at random moments."""

@@ -190,7 +190,7 @@ class Run:
         if lost:
             self.end(Result(name, "blocked", error=f"it needs what {lost[0]} makes"))
         elif all(makers) and not (lesson.changed and not self.has_room(lesson)):
-            lock = FileLock(self.folder / f".{name}.lock", blocking=False)
+            lock = FileLock(self.folder / f".{name}.lock", timeout=0)
             try:
                 lock.acquire()
             except Timeout:

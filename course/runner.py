@@ -102,7 +102,7 @@ def make_plan(paths: list[Path], profile: Profile) -> dict[str, Waiting]:
         behind = [later.urgency for later in plan.values() if path.stem in later.makers]
         urgency = cost["seconds"] + max(behind, default=0)
         plan[path.stem] = Waiting(path, makers, cost["peak_bytes"], urgency)
-    return dict(sorted(plan.items(), key=lambda item: -item[1].urgency))
+    return dict(sorted(plan.items(), key=lambda item: (-item[1].urgency, item[0])))
 
 
 def count_jobs(profile: Profile) -> int:

@@ -102,7 +102,7 @@ def make_plan(paths: list[Path], profile: Profile) -> dict[str, Waiting]:
         behind = [later.urgency for later in plan.values() if path.stem in later.makers]
         urgency = cost["seconds"] + max(behind, default=0)
         plan[path.stem] = Waiting(path, makers, cost["peak_bytes"], urgency)
-    return dict(sorted(plan.items(), key=lambda item: -item[1].urgency))
+    return dict(sorted(plan.items(), key=lambda item: (-item[1].urgency, item[0])))
 
 
 def count_jobs(profile: Profile) -> int:
@@ -190,7 +190,7 @@ class Run:
         if lost:
             self.end(Result(name, "blocked", error=f"it needs what {lost[0]} makes"))
         elif all(makers) and not (lesson.changed and not self.has_room(lesson)):
-            lock = FileLock(self.folder / f".{name}.lock", blocking=False)
+            lock = FileLock(self.folder / f".{name}.lock", timeout=0)
             try:
                 lock.acquire()
             except Timeout:

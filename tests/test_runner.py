@@ -409,12 +409,21 @@ def test_a_run_that_is_ended_leaves_no_process_and_no_half_artifact(course, numb
 def test_a_lesson_whose_process_is_killed_fails_and_leaves_nothing(course):
     mark = course.root / "mark"
     course.add("00_a.ipynb", PARAMETERS, HANG)
-    started = course.start("run", MARK=str(mark))
+    # The next lesson waits for the end of what the first has left, while the run goes on.
+    look = """import os, psutil, time
+pid = int(open(os.environ["MARK"]).read().split()[1])
+end = time.monotonic() + 60
+while psutil.pid_exists(pid) and psutil.Process(pid).status() != "zombie":
+    assert time.monotonic() < end, "it is still there"
+    time.sleep(0.02)"""
+    course.add("01_b.ipynb", PARAMETERS, look)
+    started = course.start("run", MARK=str(mark), JOBS="1")
     wait_until(mark.exists, "the lesson has not begun")
     kernel, other, child = (int(word) for word in mark.read_text().split())
     os.kill(child, signal.SIGKILL)
     text, _ = started.communicate(timeout=PATIENCE)
     assert started.returncode == 1 and "the lesson's process ended with status -9" in text
+    assert "✔ 01_b" in text, text
     assert gone(kernel) and gone(other)
 
 

@@ -16,7 +16,6 @@ import gzip
 import itertools
 import json
 import lzma
-import math
 import os
 import subprocess
 import sys

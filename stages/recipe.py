@@ -97,6 +97,8 @@ class Recipe(BaseModel):
     @classmethod
     def read_none(cls, fields: Any) -> Any:
         """TOML has no null: the word "none" stands for it, also among the sizes of the model."""
+        if not isinstance(fields, dict):
+            return fields
         sizes = fields.get("model")
         if isinstance(sizes, dict):
             fields = {**fields, "model": _without_words(sizes)}

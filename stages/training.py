@@ -113,10 +113,12 @@ class Step:
                 if not is_out_of_memory(error):
                     raise
                 # Alone, one can try again; other ranks would wait for this one in an exchange.
-                if self.accelerator.num_processes > 1 or self.micro == 1:
-                    fix = f"set micro={max(1, self.micro // 2)}, or take a smaller model"
+                alone = self.accelerator.num_processes == 1
+                if not alone or self.micro == 1:
+                    what = "memory ran out" if alone else "a rank ran out of memory"
                     where = f"step {number + 1}, {self.micro} rows at once"
-                    raise CourseError("memory ran out", where, fix) from error
+                    fix = f"set micro={max(1, self.micro // 2)}, or take a smaller model"
+                    raise CourseError(what, where, fix) from error
             self.halve_micro(number)
 
     def halve_micro(self, number: int) -> None:
@@ -302,7 +304,7 @@ class Run:
             if old:
                 self._compare(recipe, tokens, old)
             progress |= read_json(path / checkpoints.PROGRESS)
-            if old and old["recipe"]["micro"] != recipe.micro:
+            if old and old["recipe"].get("micro") != recipe.micro:
                 progress["micro"] = recipe.micro
         for bad, problem in damaged.items():
             aside = checkpoints.set_aside(bad).name

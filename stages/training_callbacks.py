@@ -77,7 +77,9 @@ class DivergenceCheck(Callback):
         self.lost = self.lost + 1 if result.loss > self.loss_of_guessing + 1 else 0
         where = f"step {run.step}"
         if self.bad >= self.BAD_STEPS:
-            what = f"the gradients were not finite {self.bad} steps in a row; none was applied"
+            what = (
+                f"the gradients were not finite {self.bad} steps in a row; none of them was applied"
+            )
             newest = checkpoints.list_checkpoints(run.folder)[-1:]
             resume = f", or resume from {newest[0].name}" if newest else ""
             raise CourseError(what, where, f"lower the rate and start again{resume}")

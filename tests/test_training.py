@@ -760,14 +760,15 @@ class WatchedHandler(Handler):
     hub: WatchedHub
 
     def do_POST(self) -> None:
-        body = self.rfile.read(int(self.headers["Content-Length"] or 0))
+        connection = self.rfile
+        body = connection.read(int(self.headers["Content-Length"] or 0))
         self.rfile = io.BytesIO(body)
         if self.path == "/api/repos/create":
             self.hub.asked.append(json.loads(body))
         if "/commit/" in self.path:
             self.hub.gate.wait(60)
         super().do_POST()
-        self.close_connection = True
+        self.rfile = connection
 
     def answer(self, value: Any, status: int = 200, headers: Any = None) -> None:
         if "modelId" in value:
@@ -864,6 +865,17 @@ def test_tensorboard_holds_the_same_figures(recipe: Recipe) -> None:  # noqa: F8
     found = [line.value for line in events.Scalars("step/tokens_per_second")]
     wanted = [line["tokens_per_second"] for line in log_lines(recipe)]
     assert found == pytest.approx(wanted, rel=1e-6)
+
+
+def test_a_recorded_run_says_what_made_it(calm: Recipe, tmp_path: Path) -> None:  # noqa: F811
+    from benchmarks.pretraining import record
+
+    record_of_run = json.loads(record(calm.place("folder"), tmp_path).read_text())
+    assert [line["step"] for line in record_of_run["steps"]] == list(range(1, 13))
+    assert record_of_run["validation"][-1]["bits_per_byte"] > 0
+    assert record_of_run["memory"] > 1e6
+    assert {"machine", "commit", "command", "recipe"} <= set(record_of_run)
+    assert str(ROOT) not in json.dumps(record_of_run), "a path of one machine is no result"
 
 
 # the program ------------------------------------------------------------------------------------

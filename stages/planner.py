@@ -166,7 +166,7 @@ def activation_bytes(shape: Shape, layout: Layout, rows: int = 1) -> float:
     """
     tokens = rows * shape.context
     layers = shape.layers / layout.pipeline
-    layer = 20 * tokens * shape.width / layout.tensor
+    layer = 34 * tokens * shape.width / layout.tensor
     kept = layer + 2 * layers * tokens * shape.width if layout.checkpointing else layer * layers
     # The first stage of a pipeline starts this many micro-batches before one comes back.
     in_flight = min(layout.pipeline, 4)

@@ -11,10 +11,14 @@ os.environ.setdefault("COURSE_BUILD", str(Path(__file__).parent / "build" / "tes
 
 def pytest_configure(config: pytest.Config) -> None:
     """Name the mark of tests that a learner's own solved exercise may turn red."""
-    config.addinivalue_line("markers", "release: looks at what is committed; only with -m release")
+    config.addinivalue_line(
+        "markers", "release: looks at what is committed; only with -m release"
+    )
 
 
-def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+def pytest_collection_modifyitems(
+    config: pytest.Config, items: list[pytest.Item]
+) -> None:
     """Leave those tests out unless they are asked for."""
     if "release" in config.option.markexpr:
         return

@@ -1,4 +1,5 @@
 """Bring up loopback, the only interface of a fresh network namespace, and run a command in it."""
+
 import fcntl
 import os
 import socket

@@ -77,7 +77,9 @@ def failed_row(id: str, error: Exception) -> Row:
 
 def cells_of(row: Row) -> tuple[str, ...]:
     """One row as texts."""
-    peers = ", ".join(f"{name} {value:,.4g}" for name, value in row["peers"].items())
+    peers = ", ".join(
+        f"{name} {value:,.4g}" for name, value in row["peers"].items()
+    )
     ours = "–" if row["ours"] is None else f"{row['ours']:,.4g} {row['unit']}"
     ratio = "–" if row["ratio"] is None else f"{row['ratio']:.2f}"
     return (
@@ -97,7 +99,9 @@ def format_table(rows: list[Row]) -> str:
     widths = [max(map(len, column)) for column in zip(*lines, strict=True)]
     texts = []
     for line in lines:
-        padded = [text.ljust(width) for text, width in zip(line, widths, strict=True)]
+        padded = [
+            text.ljust(width) for text, width in zip(line, widths, strict=True)
+        ]
         texts.append("  ".join(padded).rstrip())
     return "\n".join(texts)
 
@@ -113,7 +117,11 @@ def run(names: list[str]) -> list[Row]:
         for row in measure(name):
             rows.append(row)
             write_json(build_folder() / "bench.json", rows)
-        print(f"{name}: {time.perf_counter() - start:.0f} s", file=sys.stderr, flush=True)
+        print(
+            f"{name}: {time.perf_counter() - start:.0f} s",
+            file=sys.stderr,
+            flush=True,
+        )
     return rows
 
 

@@ -133,7 +133,10 @@ def documents(most: int) -> list[str]:
     """Some documents of this environment."""
     with tempfile.TemporaryDirectory() as folder:
         corpus.build(packages_within(most), Path(folder))
-        return [row["content"] for row in corpus.rows_of(Path(folder) / "train-00000.parquet")]
+        return [
+            row["content"]
+            for row in corpus.rows_of(Path(folder) / "train-00000.parquet")
+        ]
 
 
 # near duplicates ----------------------------------------------------------------------------------
@@ -172,14 +175,20 @@ def plant(texts: list[str], seed: int) -> tuple[list[str], set[tuple[int, int]]]
     """Texts with a lightly edited copy of each, to be found, and a heavily edited one, a decoy."""
     draw = random.Random(seed)
     originals = far_apart(texts)
-    strange = [line for text in originals for line in text.splitlines(True) if line.strip()]
+    strange = [
+        line for text in originals for line in text.splitlines(True) if line.strip()
+    ]
     light = [edit(text, 0.02, strange, draw) for text in originals]
     heavy = [edit(text, 0.4, strange, draw) for text in originals]
     count = len(originals)
-    return originals + light + heavy, {(count + number, number) for number in range(count)}
+    return originals + light + heavy, {
+        (count + number, number) for number in range(count)
+    }
 
 
-def pairs_of_library(texts: list[str], make: Callable, update: Callable, index: Any) -> set:
+def pairs_of_library(
+    texts: list[str], make: Callable, update: Callable, index: Any
+) -> set:
     """The pairs a MinHash library reports at a similarity of 0.85."""
     pairs = set()
     sketches: list[Any] = []
@@ -198,7 +207,9 @@ def pairs_of_ours(texts: list[str]) -> set:
     """The pairs the course reports."""
     signatures = []
     for text in texts:
-        signatures.append(near_duplicates.signature(near_duplicates.word_hashes(text.encode())))
+        signatures.append(
+            near_duplicates.signature(near_duplicates.word_hashes(text.encode()))
+        )
     pairs = near_duplicates.similar_pairs(np.stack(signatures))
     return {(later, earlier) for later, earlier, _ in pairs}
 
@@ -241,10 +252,19 @@ def duplicate_rows(texts: list[str]) -> list[Row]:
             recalls[name].append(right / len(hidden))
             precisions[name].append(right / len(pairs))
     recall = {name: statistics.median(values) for name, values in recalls.items()}
-    precision = {name: statistics.median(values) for name, values in precisions.items()}
+    precision = {
+        name: statistics.median(values) for name, values in precisions.items()
+    }
     ours = recall.pop("ours"), precision.pop("ours")
     return [
-        row("near-duplicate-recall", "planted edits found", "share", ours[0], 0.95, **recall),
+        row(
+            "near-duplicate-recall",
+            "planted edits found",
+            "share",
+            ours[0],
+            0.95,
+            **recall,
+        ),
         row(
             "near-duplicate-precision",
             "reported pairs that were planted",
@@ -268,7 +288,13 @@ def rows() -> list[Row]:
     second_half = "what the second half of the input adds to that peak"
     classic = classic_speed(texts[:150])
     return [
-        row("corpus-speed", "corpus build, end to end", "MB / s", megabytes / full["wall"], 15),
+        row(
+            "corpus-speed",
+            "corpus build, end to end",
+            "MB / s",
+            megabytes / full["wall"],
+            15,
+        ),
         row(
             "corpus-speed-core",
             core,
@@ -277,7 +303,14 @@ def rows() -> list[Row]:
             15,
             classic_cleaning_alone=classic,
         ),
-        row("corpus-memory", "peak private memory of the build", "MB", peak, 1000, False),
+        row(
+            "corpus-memory",
+            "peak private memory of the build",
+            "MB",
+            peak,
+            1000,
+            False,
+        ),
         row("corpus-memory-growth", second_half, "MB", growth, 60, False),
         *duplicate_rows(texts),
     ]

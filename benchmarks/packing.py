@@ -51,12 +51,19 @@ def nanogpt_batches(path: Path) -> Iterator[tuple[torch.Tensor, torch.Tensor]]:
     while True:
         data = np.memmap(path, dtype=np.uint16, mode="r")
         places = torch.randint(len(data) - BLOCK, (BATCH,))
-        inputs = [torch.from_numpy(data[i : i + BLOCK].astype(np.int64)) for i in places]
-        targets = [torch.from_numpy(data[i + 1 : i + 1 + BLOCK].astype(np.int64)) for i in places]
+        inputs = [
+            torch.from_numpy(data[i : i + BLOCK].astype(np.int64)) for i in places
+        ]
+        targets = [
+            torch.from_numpy(data[i + 1 : i + 1 + BLOCK].astype(np.int64))
+            for i in places
+        ]
         yield torch.stack(inputs), torch.stack(targets)
 
 
-def datasets_batches(split: Split, folder: Path) -> Iterator[dict[str, torch.Tensor]]:
+def datasets_batches(
+    split: Split, folder: Path
+) -> Iterator[dict[str, torch.Tensor]]:
     """The `datasets` library in torch format behind a shuffling DataLoader, from an Arrow file."""
     import datasets
     import pyarrow as pa
@@ -65,12 +72,17 @@ def datasets_batches(split: Split, folder: Path) -> Iterator[dict[str, torch.Ten
     rows = pa.FixedSizeListArray.from_arrays(pa.array(tokens), BLOCK)
     batch = pa.record_batch([rows], names=["input_ids"])
     path = folder / "rows.arrow"
-    with pa.OSFile(str(path), "wb") as sink, pa.ipc.new_stream(sink, batch.schema) as writer:
+    with (
+        pa.OSFile(str(path), "wb") as sink,
+        pa.ipc.new_stream(sink, batch.schema) as writer,
+    ):
         writer.write_batch(batch)
     dataset = datasets.Dataset.from_file(str(path)).with_format("torch")
     generator = torch.Generator().manual_seed(42)
     while True:
-        yield from torch.utils.data.DataLoader(dataset, BATCH, shuffle=True, generator=generator)
+        yield from torch.utils.data.DataLoader(
+            dataset, BATCH, shuffle=True, generator=generator
+        )
 
 
 def row_by_row(split: Split) -> Iterator[torch.Tensor]:
@@ -127,7 +139,9 @@ def read_all(folder: str, way: str) -> int:
     torch.set_num_threads(1)
     header, facts = json.loads(Path(folder, "split.json").read_text())
     if way == "loaded":
-        shards = [np.fromfile(Path(folder, name), "<u2") for name in facts["shards"]]
+        shards = [
+            np.fromfile(Path(folder, name), "<u2") for name in facts["shards"]
+        ]
         return sum(len(shard) - 1 for shard in shards)
     split = Split(Path(folder), "train", header, **facts)
     batches = Loader(split, 16, 42, stop=len(split))
@@ -137,11 +151,14 @@ def read_all(folder: str, way: str) -> int:
 def growth(runs: list[dict[str, FreshRun]], kind: str) -> float:
     """Megabytes more with the large store than with the small one: the median of the runs."""
     return statistics.median(
-        (getattr(run["large"], kind) - getattr(run["small"], kind)) / 1e6 for run in runs
+        (getattr(run["large"], kind) - getattr(run["small"], kind)) / 1e6
+        for run in runs
     )
 
 
-def memory_rows(small: int = SMALL, large: int = LARGE, repeats: int = 3) -> Iterable[Row]:
+def memory_rows(
+    small: int = SMALL, large: int = LARGE, repeats: int = 3
+) -> Iterable[Row]:
     """Private memory of a whole pass through a store a hundred times larger."""
     sizes = {"small": small, "large": large}
     runs: dict[str, list[dict[str, FreshRun]]] = {"mapped": [], "loaded": []}
@@ -151,7 +168,10 @@ def memory_rows(small: int = SMALL, large: int = LARGE, repeats: int = 3) -> Ite
             folder.mkdir()
             write_stream(folder, sizes[name])
         for _, way in itertools.product(range(repeats), runs):
-            run = {name: run_fresh(read_all, str(folder), way) for name, folder in folders.items()}
+            run = {
+                name: run_fresh(read_all, str(folder), way)
+                for name, folder in folders.items()
+            }
             runs[way].append(run)
     complete = True
     for run, (name, size) in itertools.product(runs["mapped"], sizes.items()):

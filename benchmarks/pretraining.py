@@ -45,13 +45,22 @@ ARTIFACTS = build_folder() / "artifacts" / "laptop"
 RECIPES = ROOT / "launch" / "recipes"
 BOARD = ROOT / "results" / "leaderboard.json"
 WINDOWS, WARM, MEASURED = 768, 8, 20
-BARS = {"step": 2.0, "plain": 0.95, "loop": 0.03, "resume": 2.0, "classic": 0.65, "xz": 0.72}
+BARS = {
+    "step": 2.0,
+    "plain": 0.95,
+    "loop": 0.03,
+    "resume": 2.0,
+    "classic": 0.65,
+    "xz": 0.72,
+}
 
 
 class Plain(nn.Module):
     """A GPT as short trainers write it: fused projections, SDPA, no biases, tied head."""
 
-    def __init__(self, vocabulary: int, width: int, layers: int, heads: int, block: int) -> None:
+    def __init__(
+        self, vocabulary: int, width: int, layers: int, heads: int, block: int
+    ) -> None:
         super().__init__()
         self.heads, self.table = heads, nn.Embedding(vocabulary, width)
         self.places = nn.Embedding(block, width)
@@ -82,7 +91,9 @@ class Plain(nn.Module):
         x = self.table(ids) + self.places.weight[: ids.shape[1]]
         for norm, project, out, second, up, down in self.layers:
             parts = project(norm(x)).chunk(3, -1)
-            q, k, v = (p.unflatten(-1, (self.heads, -1)).transpose(1, 2) for p in parts)
+            q, k, v = (
+                p.unflatten(-1, (self.heads, -1)).transpose(1, 2) for p in parts
+            )
             mixed = F.scaled_dot_product_attention(q, k, v, is_causal=True)
             x = x + out(mixed.transpose(1, 2).flatten(2))
             x = x + down(F.gelu(up(second(x))))
@@ -93,7 +104,9 @@ class Plain(nn.Module):
 def load(name: str, **changes: Any) -> Recipe:
     """A recipe of the house on the laptop's artifacts, on one thread."""
     places = {part: str(ARTIFACTS / part) for part in ("tokens", "tokenizer")}
-    return Recipe.load(RECIPES / f"{name}.toml", **{**places, "threads": 1, **changes})
+    return Recipe.load(
+        RECIPES / f"{name}.toml", **{**places, "threads": 1, **changes}
+    )
 
 
 def bare_step(recipe: Recipe, plain: bool = False) -> Callable[[], None]:
@@ -109,7 +122,9 @@ def bare_step(recipe: Recipe, plain: bool = False) -> Callable[[], None]:
             sizes["num_attention_heads"],
             block,
         )
-        optimizers: list = [torch.optim.AdamW(model.parameters(), lr=1e-3, fused=True)]
+        optimizers: list = [
+            torch.optim.AdamW(model.parameters(), lr=1e-3, fused=True)
+        ]
     else:
         model = build_model(recipe, tokenizer)
         optimizers = make_optimizers(model, recipe)
@@ -148,7 +163,9 @@ def whole_loop(recipe: Recipe) -> Callable[[], None]:
     return lambda: training.advance(run, step, recipe)
 
 
-def cpu_seconds(works: dict[str, Callable[[], None]], repeats: int = 12) -> dict[str, float]:
+def cpu_seconds(
+    works: dict[str, Callable[[], None]], repeats: int = 12
+) -> dict[str, float]:
     """The least CPU time of one turn of each, taken in turn."""
     times: dict[str, list[float]] = {name: [] for name in works}
     for _ in range(repeats + 3):
@@ -164,8 +181,12 @@ def step_rows() -> list[dict[str, Any]]:
     torch.set_num_threads(1)
     size = {"hidden_size": 256, "intermediate_size": 1024, "num_attention_heads": 4}
     with tempfile.TemporaryDirectory() as scratch:
-        ours = load("modern", precision="bfloat16", model=size, folder=f"{scratch}/run")
-        simple = ours.change(optimizer="adamw", rate=1e-3, folder=f"{scratch}/adamw")
+        ours = load(
+            "modern", precision="bfloat16", model=size, folder=f"{scratch}/run"
+        )
+        simple = ours.change(
+            optimizer="adamw", rate=1e-3, folder=f"{scratch}/adamw"
+        )
         works = {
             "the loop": whole_loop(ours),
             "our step": bare_step(ours),
@@ -229,7 +250,11 @@ def resume_row() -> dict[str, Any]:
     seconds = {}
     with tempfile.TemporaryDirectory() as scratch:
         for name, number in {"early": 10, "late": 1_000_000}.items():
-            fields = {"compile": False, "steps": number + 10, "folder": f"{scratch}/{name}"}
+            fields = {
+                "compile": False,
+                "steps": number + 10,
+                "folder": f"{scratch}/{name}",
+            }
             recipe = load("modern", **fields)
             run, step = start_run(recipe)
             step.take(0, 1.0)
@@ -258,7 +283,10 @@ def board_rows() -> list[dict[str, Any]]:
     board = artifacts.read_json(BOARD)
     bits = {row["idea"]: row["bits_per_byte"] for row in board["race"]}
     best, found = min(bits.values()), []
-    for name, peer in {"classic": bits["classic"], "xz": board["yardsticks"]["xz -9e"]}.items():
+    for name, peer in {
+        "classic": bits["classic"],
+        "xz": board["yardsticks"]["xz -9e"],
+    }.items():
         found.append(
             {
                 "id": f"race-{name}",
@@ -290,7 +318,10 @@ def windows(name: str = "test", count: int = WINDOWS) -> list[str]:
     split = open_store(ARTIFACTS / "tokens", tokenizer)[name]
     rows = np.sort(Loader(split, 1, 42).rows_at(len(split) - 1 - np.arange(count)))
     said = (tokenizer.decode(row[1:]) for row in split.gather(rows))
-    return [text.replace("\ufffd", "?").replace(tokenizer.eos_token, "\n") for text in said]
+    return [
+        text.replace("\ufffd", "?").replace(tokenizer.eos_token, "\n")
+        for text in said
+    ]
 
 
 def yardsticks(texts: list[str]) -> dict[str, float]:
@@ -303,10 +334,15 @@ def yardsticks(texts: list[str]) -> dict[str, float]:
         "zstd -19": zstandard.compress(data, 19),
         "xz -9e": lzma.compress(data, preset=9 | lzma.PRESET_EXTREME),
     }
-    return {name: round(len(packed) * 8 / len(data), 4) for name, packed in sizes.items()}
+    return {
+        name: round(len(packed) * 8 / len(data), 4)
+        for name, packed in sizes.items()
+    }
 
 
-def bits_per_byte(model: Any, tokenizer: Any, texts: list[str], block: int, low: bool) -> float:
+def bits_per_byte(
+    model: Any, tokenizer: Any, texts: list[str], block: int, low: bool
+) -> float:
     """Of a model and its own tokenizer on these texts, each by itself behind an end token."""
     end, total = tokenizer.eos_token_id, 0.0
     model.eval()
@@ -315,7 +351,9 @@ def bits_per_byte(model: Any, tokenizer: Any, texts: list[str], block: int, low:
             ids = [end, *tokenizer(text)["input_ids"]]
             for first in range(0, len(ids) - 1, block):
                 row = torch.tensor([ids[first : first + block + 1]])
-                total += float(model(**split_rows(row), use_cache=False).loss) * (row.shape[1] - 1)
+                total += float(model(**split_rows(row), use_cache=False).loss) * (
+                    row.shape[1] - 1
+                )
     size = sum(len(text.encode()) for text in texts)
     return evaluation.bits_per_byte(total, 1, size)
 
@@ -338,7 +376,11 @@ def train_for(recipe: Recipe, budget: float) -> dict[str, Any]:
         torch.compile(model) if recipe.compile else model,
     )
     known: Recipe | None = None
-    loader, steps, begun = iter(Loader(split, recipe.rows, recipe.seed)), 10**9, cpu_time()
+    loader, steps, begun = (
+        iter(Loader(split, recipe.rows, recipe.seed)),
+        10**9,
+        cpu_time(),
+    )
     for step in itertools.count():
         if step == WARM:
             marked = cpu_time()
@@ -348,7 +390,9 @@ def train_for(recipe: Recipe, budget: float) -> dict[str, Any]:
             known = recipe.change(steps=steps)
         if step >= steps:
             break
-        share = min(1, (step + 1) / 40) if known is None else share_of_rate(step, known)
+        share = (
+            min(1, (step + 1) / 40) if known is None else share_of_rate(step, known)
+        )
         with torch.autocast("cpu", torch.bfloat16, enabled=low):
             loss = run(**split_rows(next(loader)), use_cache=False).loss
         loss.backward()
@@ -378,22 +422,33 @@ def classic_store() -> dict[str, str]:
     folder = build_folder() / "scratch" / "classic"
     if not (folder / "tokens").exists():
         texts = list(tokenizers.read_texts(ARTIFACTS / "corpus", "train"))
-        tokenizer = tokenizers.train_bpe(texts[::4], 32_768, tokenizers.PATTERNS["gpt2"])
+        tokenizer = tokenizers.train_bpe(
+            texts[::4], 32_768, tokenizers.PATTERNS["gpt2"]
+        )
         tokenizer.save_pretrained(folder / "tokenizer")
         with artifacts.sealed(folder / "tokens", {}) as place:
             token_store.write_store(place, {"train": texts}, tokenizer, 256)
-    return {"tokens": str(folder / "tokens"), "tokenizer": str(folder / "tokenizer")}
+    return {
+        "tokens": str(folder / "tokens"),
+        "tokenizer": str(folder / "tokenizer"),
+    }
 
 
 def commit() -> str:
     """The commit of this checkout, with a mark if it has changes."""
     git = ["git", "describe", "--always", "--dirty"]
-    return subprocess.run(git, cwd=ROOT, capture_output=True, text=True).stdout.strip()
+    return subprocess.run(
+        git, cwd=ROOT, capture_output=True, text=True
+    ).stdout.strip()
 
 
 def without_places(recipe: dict[str, Any]) -> dict[str, Any]:
     """A recipe without the folders of one machine."""
-    return {k: v for k, v in recipe.items() if k not in ("tokens", "tokenizer", "folder")}
+    return {
+        k: v
+        for k, v in recipe.items()
+        if k not in ("tokens", "tokenizer", "folder")
+    }
 
 
 def entry(name: str, recipe: Recipe, budget: float) -> dict[str, Any]:
@@ -421,14 +476,28 @@ def ideas(kind: str) -> dict[str, Callable[[], Recipe]]:
             "modern": change(),
             "modern, width 160, longer cooldown": change(
                 cooldown=0.65,
-                model={"hidden_size": 160, "intermediate_size": 640, "num_attention_heads": 2},
+                model={
+                    "hidden_size": 160,
+                    "intermediate_size": 640,
+                    "num_attention_heads": 2,
+                },
             ),
             "modern, width 160, cooldown 0.85": change(
                 cooldown=0.85,
-                model={"hidden_size": 160, "intermediate_size": 640, "num_attention_heads": 2},
+                model={
+                    "hidden_size": 160,
+                    "intermediate_size": 640,
+                    "num_attention_heads": 2,
+                },
             ),
         }
-    gpt2 = {"model_type": "gpt2", "n_embd": 192, "n_layer": 4, "n_head": 3, "n_positions": 256}
+    gpt2 = {
+        "model_type": "gpt2",
+        "n_embd": 192,
+        "n_layer": 4,
+        "n_head": 3,
+        "n_positions": 256,
+    }
     return {
         "modern, as it is": change(),
         "eager attention": change(attention="eager"),
@@ -450,14 +519,24 @@ def ideas(kind: str) -> dict[str, Callable[[], Recipe]]:
         "AdamW for all": change(optimizer="adamw", rate=3e-3),
         "cosine": change(schedule="cosine"),
         "constant rate": change(schedule="constant"),
-        "vocabulary of 32,768": lambda: load("modern", **{**base, **classic_store()}),
+        "vocabulary of 32,768": lambda: load(
+            "modern", **{**base, **classic_store()}
+        ),
         "4 rows a step": change(rows=4, micro=4),
         "16 rows a step": change(rows=16, micro=16),
         "width 128": change(
-            model={"hidden_size": 128, "intermediate_size": 512, "num_attention_heads": 2}
+            model={
+                "hidden_size": 128,
+                "intermediate_size": 512,
+                "num_attention_heads": 2,
+            }
         ),
         "width 256": change(
-            model={"hidden_size": 256, "intermediate_size": 1024, "num_attention_heads": 4}
+            model={
+                "hidden_size": 256,
+                "intermediate_size": 1024,
+                "num_attention_heads": 4,
+            }
         ),
     }
 
@@ -465,9 +544,15 @@ def ideas(kind: str) -> dict[str, Callable[[], Recipe]]:
 def main(kind: str, *names: str, seconds: float | None = None) -> None:
     """Run a race, or some rows of it, and put them on the board, best first."""
     budget = seconds or {"race": 1080.0, "ablations": 45.0}[kind]
-    chosen = {name: make for name, make in ideas(kind).items() if not names or name in names}
+    chosen = {
+        name: make
+        for name, make in ideas(kind).items()
+        if not names or name in names
+    }
     found = [entry(name, make(), budget) for name, make in chosen.items()]
-    with FileLock(build_folder() / "leaderboard.lock"):  # several races may run at once
+    with FileLock(
+        build_folder() / "leaderboard.lock"
+    ):  # several races may run at once
         board = artifacts.read_json(BOARD) or {}
         texts, near = windows("test"), windows("train")
         old = [row for row in board.get(kind, []) if row["idea"] not in chosen]
@@ -487,10 +572,15 @@ def main(kind: str, *names: str, seconds: float | None = None) -> None:
 
 def record(folder: Path, results: Path = BOARD.parent) -> Path:
     """Keep what a run of the engine logged: its recipe, curve, speed, memory and samples."""
-    lines = [json.loads(line) for line in (folder / "log.jsonl").read_text("utf-8").splitlines()]
+    lines = [
+        json.loads(line)
+        for line in (folder / "log.jsonl").read_text("utf-8").splitlines()
+    ]
     kinds = {
         kind: [
-            {k: v for k, v in line.items() if k != "kind"} for line in lines if line["kind"] == kind
+            {k: v for k, v in line.items() if k != "kind"}
+            for line in lines
+            if line["kind"] == kind
         ]
         for kind in ("step", "validation", "sample")
     }
@@ -509,7 +599,9 @@ def record(folder: Path, results: Path = BOARD.parent) -> Path:
             **begun,
             "tokens_per_second": speeds[len(speeds) // 2],
             "utilization": used[len(used) // 2],
-            "memory": max((line["memory"] for line in kinds["validation"]), default=None),
+            "memory": max(
+                (line["memory"] for line in kinds["validation"]), default=None
+            ),
             "steps": kinds["step"][::thin],
             "validation": kinds["validation"],
             "samples": kinds["sample"],

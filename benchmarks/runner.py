@@ -21,7 +21,11 @@ def seconds_of(command: list[str], env: dict[str, str]) -> float:
     """Seconds of a whole process."""
     start = time.perf_counter()
     subprocess.run(
-        command, env=env, check=True, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL
+        command,
+        env=env,
+        check=True,
+        stdout=subprocess.DEVNULL,
+        stderr=subprocess.DEVNULL,
     )
     return time.perf_counter() - start
 
@@ -32,7 +36,10 @@ def write_empty_course(root: Path) -> Path:
     source = 'PROFILE = "auto"\nSEED = 42'
     cell = nbformat.v4.new_code_cell(source, metadata={"tags": ["parameters"]})
     path = root / "notebooks" / "00_empty.ipynb"
-    nbformat.write(nbformat.v4.new_notebook(cells=[cell], metadata={"kernelspec": KERNEL}), path)
+    nbformat.write(
+        nbformat.v4.new_notebook(cells=[cell], metadata={"kernelspec": KERNEL}),
+        path,
+    )
     return path
 
 
@@ -42,8 +49,14 @@ def rows(repeats: int = 5) -> list[dict[str, Any]]:
         root = Path(scratch)
         path = write_empty_course(root)
         checkout = str(Path(__file__).resolve().parent.parent)
-        env = {**os.environ, "COURSE_ROOT": scratch, "COURSE_BUILD": str(root / "build")}
-        env["PYTHONPATH"] = os.pathsep.join(filter(None, [checkout, env.get("PYTHONPATH", "")]))
+        env = {
+            **os.environ,
+            "COURSE_ROOT": scratch,
+            "COURSE_BUILD": str(root / "build"),
+        }
+        env["PYTHONPATH"] = os.pathsep.join(
+            filter(None, [checkout, env.get("PYTHONPATH", "")])
+        )
         python = [sys.executable, "-m"]
         output = str(root / "out.ipynb")
         commands = {

@@ -89,18 +89,36 @@ def artifact(name: str, profile: str = "smoke") -> Path:
     """The folder of an artifact; what is missing on the road to it is made first, by its lessons."""
     folder = build_folder() / "artifacts" / profile
     road = ROAD[: ROAD.index(name) + 1]
-    missing = [PUBLISHED_BY[step] for step in road if read_manifest(folder / step) is None]
+    missing = [
+        PUBLISHED_BY[step] for step in road if read_manifest(folder / step) is None
+    ]
     if missing:
-        command = [sys.executable, "-m", "course", "run", "--only", ",".join(missing)]
-        subprocess.run([*command, "--profile", profile], cwd=ROOT, check=False, stdout=sys.stderr)
+        command = [
+            sys.executable,
+            "-m",
+            "course",
+            "run",
+            "--only",
+            ",".join(missing),
+        ]
+        subprocess.run(
+            [*command, "--profile", profile],
+            cwd=ROOT,
+            check=False,
+            stdout=sys.stderr,
+        )
     if read_manifest(folder / name) is None:
         fix = f"make run ONLY={','.join(missing)} PROFILE={profile}"
-        raise CourseError(f"the artifact {name!r} could not be made", folder / name, fix)
+        raise CourseError(
+            f"the artifact {name!r} could not be made", folder / name, fix
+        )
     return folder / name
 
 
 def commit() -> str:
     """The commit of this checkout, with a mark if it was changed since."""
     command = ["git", "describe", "--always", "--dirty", "--abbrev=10"]
-    answer = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=False)
+    answer = subprocess.run(
+        command, cwd=ROOT, capture_output=True, text=True, check=False
+    )
     return answer.stdout.strip() or "unknown"

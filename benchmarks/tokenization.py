@@ -24,17 +24,23 @@ ENCODE = 8_000_000
 def is_written_by_hand(text: str) -> bool:
     """The corpus's coarsest filters: not generated, no table of data, no gigantic line."""
     longest = max(map(len, text.splitlines()), default=0)
-    generated = re.search(r"(?i)generated (by|from|automatically)|auto-?generated", text[:500])
+    generated = re.search(
+        r"(?i)generated (by|from|automatically)|auto-?generated", text[:500]
+    )
     letters = sum(map(str.isalnum, text))
     return longest < 1000 and generated is None and letters > 0.4 * len(text)
 
 
-def source_texts(learn: int = LEARN, encode: int = ENCODE) -> tuple[list[str], list[str]]:
+def source_texts(
+    learn: int = LEARN, encode: int = ENCODE
+) -> tuple[list[str], list[str]]:
     """Texts to learn from and, from other packages, texts to encode: so many characters of each."""
     root = Path(sysconfig.get_paths()["purelib"])
     texts: dict[bool, list[str]] = {False: [], True: []}
     left = {False: learn, True: encode}
-    for path in sorted(root.rglob("*.py"), key=lambda path: zlib.crc32(path.name.encode())):
+    for path in sorted(
+        root.rglob("*.py"), key=lambda path: zlib.crc32(path.name.encode())
+    ):
         # whole packages are held out, not files
         held_out = zlib.crc32(path.relative_to(root).parts[0].encode()) % 10 < 2
         if left[held_out] <= 0 or not 1000 < path.stat().st_size < 200_000:
@@ -68,11 +74,17 @@ def encoding_rows(
     ways: dict[str, Callable[[], object]] = {
         "ours": lambda: bulk(texts),
         "tokenizer(list)": lambda: tokenizer(texts)["input_ids"],
-        "encode_batch_fast": lambda: [e.ids for e in engine.encode_batch_fast(texts)],
-        "tiktoken batch, lists": lambda: bulk.encoding.encode_ordinary_batch(texts, num_threads=2),
+        "encode_batch_fast": lambda: [
+            e.ids for e in engine.encode_batch_fast(texts)
+        ],
+        "tiktoken batch, lists": lambda: bulk.encoding.encode_ordinary_batch(
+            texts, num_threads=2
+        ),
     }
     seconds = interleaved(*ways.values(), repeats=5)
-    speed = dict(zip(ways, [megabytes(texts) / value for value in seconds], strict=True))
+    speed = dict(
+        zip(ways, [megabytes(texts) / value for value in seconds], strict=True)
+    )
     ours = speed.pop("ours")
     what = f"{vocabulary:,} tokens, 2 threads, identical ids"
     yield row("bulk-encoding", what, "MB/s", ours, speed, bar=8, valid=same)
@@ -89,12 +101,16 @@ def training_rows(
     trained: dict[str, Any] = {}
 
     def train_theirs() -> None:
-        trained["theirs"] = blank.train_new_from_iterator(train, vocabulary, show_progress=False)
+        trained["theirs"] = blank.train_new_from_iterator(
+            train, vocabulary, show_progress=False
+        )
 
     def train_ours() -> None:
         trained["ours"] = train_bpe(train, vocabulary, rule)
 
-    our_time, their_time = interleaved(train_ours, train_theirs, repeats=3, warm_up=0)
+    our_time, their_time = interleaved(
+        train_ours, train_theirs, repeats=3, warm_up=0
+    )
     ours = characters_per_token(trained["ours"], texts)
     theirs = characters_per_token(trained["theirs"], texts)
     size = megabytes(train)
@@ -102,10 +118,20 @@ def training_rows(
     what = f"BPE training to {vocabulary:,}, conversion included"
     speed = {library: size / their_time}
     no_worse = ours >= 0.999 * theirs
-    yield row("tokenizer-training", what, "MB/s", size / our_time, speed, bar=3, valid=no_worse)
+    yield row(
+        "tokenizer-training",
+        what,
+        "MB/s",
+        size / our_time,
+        speed,
+        bar=3,
+        valid=no_worse,
+    )
     unit = "characters per token"
     what = "held-out packages, same rule, faster trainer's merges"
-    yield row("tokenizer-compression", what, unit, ours, {library: theirs}, bar=0.999)
+    yield row(
+        "tokenizer-compression", what, unit, ours, {library: theirs}, bar=0.999
+    )
     what = "held-out packages, the course's rule; the classic text has 3.62"
     code = characters_per_token(train_bpe(train, vocabulary), texts)
     peers = {"classic text": 3.62, "GPT-2's rule": ours}

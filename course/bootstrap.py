@@ -31,13 +31,17 @@ def missing(lines: list[str]) -> list[str]:
             continue
         need = Requirement(text)
         try:
-            met = need.specifier.contains(metadata.version(need.name), prereleases=True)
+            met = need.specifier.contains(
+                metadata.version(need.name), prereleases=True
+            )
         except metadata.PackageNotFoundError:
             met = False
         if met:
             continue
         if need.name in IMAGE:
-            print(f"this image keeps its own {need.name}; the course is tested with {text}")
+            print(
+                f"this image keeps its own {need.name}; the course is tested with {text}"
+            )
         else:
             unmet.append(text)
     return unmet
@@ -52,7 +56,9 @@ def main(number: str) -> None:
     """Install what is missing, then fetch the assets of one lesson."""
     from packaging.version import Version
 
-    unmet = missing((ROOT / "requirements.txt").read_text(encoding="utf-8").splitlines())
+    unmet = missing(
+        (ROOT / "requirements.txt").read_text(encoding="utf-8").splitlines()
+    )
     if unmet:
         pip("install", *unmet)
     try:
@@ -60,10 +66,17 @@ def main(number: str) -> None:
             pip("uninstall", "-y", "torchao")
     except metadata.PackageNotFoundError:
         pass
-    subprocess.run([sys.executable, "-m", "course", "fetch", "--for", number], cwd=ROOT, check=True)
+    subprocess.run(
+        [sys.executable, "-m", "course", "fetch", "--for", number],
+        cwd=ROOT,
+        check=True,
+    )
     print("ready")
     if unmet:
-        print("restart the runtime if one of these was already imported:", ", ".join(unmet))
+        print(
+            "restart the runtime if one of these was already imported:",
+            ", ".join(unmet),
+        )
 
 
 if __name__ == "__main__":

@@ -107,7 +107,9 @@ def memory_of(processes: list[psutil.Process]) -> int:
         with contextlib.suppress(psutil.Error, OSError):
             try:
                 memory = process.memory_full_info()
-            except psutil.AccessDenied:  # macOS tells this of one's own process only
+            except (
+                psutil.AccessDenied
+            ):  # macOS tells this of one's own process only
                 memory = process.memory_info()
             total += getattr(memory, "pss", memory.rss)
     return total
@@ -135,15 +137,21 @@ def prepare(task: Task) -> Any:
     for cell in notebook.cells:
         cells.append(cell)
         if "parameters" in cell.metadata.get("tags", []):
-            values = [f"{name} = {value!r}" for name, value in task.parameters.items()]
+            values = [
+                f"{name} = {value!r}" for name, value in task.parameters.items()
+            ]
             cells.append(new_cell("\n".join(values), "injected-parameters"))
-        for function, name in called(cell.source) if cell.cell_type == "code" else []:
+        for function, name in (
+            called(cell.source) if cell.cell_type == "code" else []
+        ):
             if function == "solution" and name in refusals:
                 cells.append(new_cell(refusals.pop(name), "refused"))
     if refusals:
         file = f"expected/refused/{Path(task.notebook).name[:2]}.py"
         what = f"{file} has wrong answers for {min(refusals)}, which has no solution cell"
-        raise CourseError(what, Path(task.notebook), "mend the number, or add the solution")
+        raise CourseError(
+            what, Path(task.notebook), "mend the number, or add the solution"
+        )
     notebook.cells = cells
     return notebook
 
@@ -163,7 +171,13 @@ def make_kernel(runtime: str) -> Any:
 
     class ThisInterpreter(KernelSpecManager):
         def get_kernel_spec(self, kernel_name: str) -> KernelSpec:
-            argv = [sys.executable, "-m", "ipykernel_launcher", "-f", "{connection_file}"]
+            argv = [
+                sys.executable,
+                "-m",
+                "ipykernel_launcher",
+                "-f",
+                "{connection_file}",
+            ]
             return KernelSpec(argv=argv, display_name="Python 3", language="python")
 
     manager = AsyncKernelManager(kernel_spec_manager=ThisInterpreter())
@@ -178,7 +192,11 @@ def make_client(notebook: Any, task: Task, runtime: str) -> Any:
     """A client that says which cell begins, and now and then writes what there is so far."""
     from nbclient import NotebookClient
 
-    codes = [cell for cell in notebook.cells if cell.cell_type == "code" and cell.source.strip()]
+    codes = [
+        cell
+        for cell in notebook.cells
+        if cell.cell_type == "code" and cell.source.strip()
+    ]
     progress = {"cell": 0, "cells": len(codes)}
     written = time.monotonic()
 
@@ -237,7 +255,11 @@ def execute(task: Task, runtime: str) -> dict[str, Any]:
     survivors = end_survivors()
     if survivors and not error:
         error = f"{survivors} processes outlived the kernel and were ended"
-    return {"status": "failed" if error else "passed", "error": error, "seconds": seconds}
+    return {
+        "status": "failed" if error else "passed",
+        "error": error,
+        "seconds": seconds,
+    }
 
 
 def main() -> None:
@@ -253,7 +275,9 @@ def main() -> None:
     task = Task(**json.loads(sys.stdin.readline()))
     with tempfile.TemporaryDirectory(prefix="k") as runtime:
         os.environ["JUPYTER_RUNTIME_DIR"] = runtime
-        threading.Thread(target=end_with_parent, args=(runtime,), daemon=True).start()
+        threading.Thread(
+            target=end_with_parent, args=(runtime,), daemon=True
+        ).start()
         try:
             with plain_disk_errors(Path(task.output).parent):
                 result = execute(task, runtime)

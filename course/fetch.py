@@ -70,11 +70,15 @@ def open_place(place: str, settings: dict[str, str]) -> Any:
     from urllib3.util import Retry
 
     session = requests.Session()
-    retry = Retry(total=3, backoff_factor=0.5, status_forcelist=[429, 500, 502, 503, 504])
+    retry = Retry(
+        total=3, backoff_factor=0.5, status_forcelist=[429, 500, 502, 503, 504]
+    )
     for scheme in ("http://", "https://"):
         session.mount(scheme, requests.adapters.HTTPAdapter(max_retries=retry))
     session.verify = settings.get("cert") or True
-    response = session.get(place, headers={"Accept": "text/html"}, stream=True, timeout=30)
+    response = session.get(
+        place, headers={"Accept": "text/html"}, stream=True, timeout=30
+    )
     response.raise_for_status()
     response.raw.decode_content = True
     return response.raw
@@ -82,10 +86,14 @@ def open_place(place: str, settings: dict[str, str]) -> Any:
 
 def local_path(place: str) -> Path:
     """The path behind `file:///wheels` or `/wheels`."""
-    return Path(url2pathname(urlparse(place).path) if place.startswith("file:") else place)
+    return Path(
+        url2pathname(urlparse(place).path) if place.startswith("file:") else place
+    )
 
 
-def list_files(place: str, sha256: str, start: str, settings: dict[str, str]) -> list[str]:
+def list_files(
+    place: str, sha256: str, start: str, settings: dict[str, str]
+) -> list[str]:
     """The files of a folder or page that have this hash, or no hash and a name with this start.
 
     The hash names one file among all releases, so neither versions nor platforms are compared.
@@ -129,7 +137,9 @@ def get_archive(project: str) -> Path:
                 raise
             problem = str(error)
     where = ", ".join(list_places(settings, project))
-    raise CourseError(f"{project} {version} could not be fetched: {problem}", where, way)
+    raise CourseError(
+        f"{project} {version} could not be fetched: {problem}", where, way
+    )
 
 
 def download(url: str, path: Path, settings: dict[str, str]) -> None:
@@ -163,7 +173,9 @@ def fetch(name: str, again: bool = False) -> None:
             facts = {"name": name, "archives": item.archives}
             with artifacts.sealed(item.folder, facts) as folder:
                 fill(item, folder)
-    size = format_bytes((artifacts.read_manifest(item.folder) or artifacts.BROKEN)["bytes"])
+    size = format_bytes(
+        (artifacts.read_manifest(item.folder) or artifacts.BROKEN)["bytes"]
+    )
     print(f"      {'':22} done in {time.perf_counter() - start:.0f} s, {size} kept")
 
 
@@ -177,7 +189,9 @@ def fill(item: Asset, folder: Path) -> None:
     for file, sha256 in item.sha256.items():
         if artifacts.hash_file(folder / file) != sha256:
             way = "do not use it: its SHA-256 differs from the pinned one"
-            raise CourseError(f"{file} of {item.name!r} is not what it says", folder, way)
+            raise CourseError(
+                f"{file} of {item.name!r} is not what it says", folder, way
+            )
     bars = sys.stderr if sys.stderr.isatty() else io.StringIO()
     with contextlib.redirect_stderr(bars):
         PREPARE[item.prepare](folder)
@@ -193,9 +207,14 @@ def dequantize(folder: Path) -> None:
     packed = next(folder.glob("*.gguf"))
     # Without `dequantize` the model can neither be saved nor trained.
     plain = GgufConfig(gguf_file=packed.name, dequantize=True)
-    AutoTokenizer.from_pretrained(folder, gguf_file=packed.name).save_pretrained(folder)
+    AutoTokenizer.from_pretrained(folder, gguf_file=packed.name).save_pretrained(
+        folder
+    )
     model = AutoModelForCausalLM.from_pretrained(
-        folder, gguf_file=packed.name, dtype=torch.float32, quantization_config=plain
+        folder,
+        gguf_file=packed.name,
+        dtype=torch.float32,
+        quantization_config=plain,
     )
     model.save_pretrained(folder)
     packed.unlink()
@@ -213,12 +232,18 @@ def taken_by(*paths: Path) -> list[Asset]:
 def main(arguments: list[str]) -> int:
     """`fetch [NAME…] [--for 05] [--list] [--again]`; 0: all is here, 1: something is not."""
     parser = argparse.ArgumentParser(prog="python -m course fetch")
-    parser.add_argument("names", nargs="*", metavar="NAME", help="assets; none for all")
+    parser.add_argument(
+        "names", nargs="*", metavar="NAME", help="assets; none for all"
+    )
     parser.add_argument(
         "--for", dest="lessons", metavar="ONLY", help="what lessons take: 05, 04-07"
     )
-    parser.add_argument("--list", action="store_true", help="say what there is, fetch nothing")
-    parser.add_argument("--again", action="store_true", help="fetch even what is here")
+    parser.add_argument(
+        "--list", action="store_true", help="say what there is, fetch nothing"
+    )
+    parser.add_argument(
+        "--again", action="store_true", help="fetch even what is here"
+    )
     options = parser.parse_args(arguments)
     try:
         items = [find(name) for name in options.names]

@@ -107,7 +107,9 @@ def facts_of(path: Path, paths: list[Path]) -> dict[str, Any]:
     about = notebook["metadata"].get("course", {})
     place = paths.index(path)
     around = [None, *paths, None]
-    project = tomllib.loads((CHECKOUT / "pyproject.toml").read_text(encoding="utf-8"))["project"]
+    project = tomllib.loads(
+        (CHECKOUT / "pyproject.toml").read_text(encoding="utf-8")
+    )["project"]
     return {
         **about,
         "needs": link_mentions(about.get("needs", "")),

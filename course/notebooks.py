@@ -30,23 +30,37 @@ MENTION = re.compile(
 def select(only: str | None = None) -> list[Path]:
     """The lessons named by `05`, `04-07` or `00,02`, in reading order; without a name, all."""
     folder = ROOT / "notebooks"
-    paths = sorted(path for path in folder.glob("*.ipynb") if LESSON_NAME.fullmatch(path.name))
+    paths = sorted(
+        path for path in folder.glob("*.ipynb") if LESSON_NAME.fullmatch(path.name)
+    )
     for number, count in Counter(path.name[:2] for path in paths).items():
         if count > 1:
-            names = " and ".join(path.name for path in paths if path.name[:2] == number)
+            names = " and ".join(
+                path.name for path in paths if path.name[:2] == number
+            )
             raise CourseError(
-                f"two lessons have the number {number}: {names}", folder, "rename one"
+                f"two lessons have the number {number}: {names}",
+                folder,
+                "rename one",
             )
     only = (only or "").replace(" ", "")
     if not only:
         return paths
     if not re.fullmatch(r"[A\d]\d?(-[A\d]\d?)?(,[A\d]\d?(-[A\d]\d?)?)*", only):
-        raise CourseError(f"ONLY={only} is not understood", fix="write it as 05, 04-07 or 00,02")
-    spans = [[number.zfill(2) for number in part.split("-")] for part in only.split(",")]
-    chosen = [path for path in paths if any(s[0] <= path.name[:2] <= s[-1] for s in spans)]
+        raise CourseError(
+            f"ONLY={only} is not understood", fix="write it as 05, 04-07 or 00,02"
+        )
+    spans = [
+        [number.zfill(2) for number in part.split("-")] for part in only.split(",")
+    ]
+    chosen = [
+        path for path in paths if any(s[0] <= path.name[:2] <= s[-1] for s in spans)
+    ]
     if not chosen:
         known = ", ".join(path.name[:2] for path in paths)
-        raise CourseError(f"there is no notebook {only}", folder, f"choose of {known}")
+        raise CourseError(
+            f"there is no notebook {only}", folder, f"choose of {known}"
+        )
     return chosen
 
 
@@ -64,7 +78,9 @@ def read(path: Path) -> dict[str, Any]:
 
 def write(path: Path, notebook: dict[str, Any]) -> None:
     """Write a notebook as Jupyter does, the order of its keys as it was."""
-    path.write_text(json.dumps(notebook, indent=1, ensure_ascii=False) + "\n", encoding="utf-8")
+    path.write_text(
+        json.dumps(notebook, indent=1, ensure_ascii=False) + "\n", encoding="utf-8"
+    )
 
 
 def cells(notebook: dict[str, Any], kind: str) -> list[dict[str, Any]]:
@@ -91,7 +107,9 @@ def code_cells(path: Path) -> list[str]:
 def calls(path: Path, function: str) -> list[str]:
     """The literal first arguments of every call `….function("…")` in a notebook, each once."""
     pairs = _calls(path, path.stat().st_mtime_ns)
-    return list(dict.fromkeys(argument for name, argument in pairs if name == function))
+    return list(
+        dict.fromkeys(argument for name, argument in pairs if name == function)
+    )
 
 
 @functools.lru_cache(maxsize=256)
@@ -142,7 +160,9 @@ def inputs(path: Path) -> dict[str, Path]:
 def edited(path: Path) -> bool:
     """Whether a reader has changed a lesson since she got it; False where git cannot tell."""
     command = ["git", "show", f"HEAD:./{path.name}"]
-    shown = subprocess.run(command, cwd=path.parent, capture_output=True, encoding="utf-8")
+    shown = subprocess.run(
+        command, cwd=path.parent, capture_output=True, encoding="utf-8"
+    )
     if shown.returncode:
         return False
     before = [source(cell) for cell in json.loads(shown.stdout)["cells"]]
@@ -161,7 +181,9 @@ def link_mentions(text: str) -> str:
         if len(numbers) == 1 and numbers[0] in files:
             return f"[{mention[0]}]({files[numbers[0]]})"
         return re.sub(
-            NUMBER, lambda n: f"[{n[0]}]({files[n[0]]})" if n[0] in files else n[0], mention[0]
+            NUMBER,
+            lambda n: f"[{n[0]}]({files[n[0]]})" if n[0] in files else n[0],
+            mention[0],
         )
 
     return MENTION.sub(link, text)
@@ -175,10 +197,14 @@ def prose_problems() -> Iterator[tuple[Path, str]]:
         if path.suffix == ".md":
             text = path.read_text(encoding="utf-8") if path.exists() else ""
         else:
-            text = "\n\n".join(source(cell) for cell in cells(read(path), "markdown"))
+            text = "\n\n".join(
+                source(cell) for cell in cells(read(path), "markdown")
+            )
         text = re.sub(r"(?ms)^ *```.*?^ *```|`[^`\n]*`", "", text)
         for words, target in LINK.findall(text):
-            yield from ((path, problem) for problem in _link_problems(path, words, target))
+            yield from (
+                (path, problem) for problem in _link_problems(path, words, target)
+            )
         for mention in MENTION.findall(LINK.sub("§", text)):
             for number in re.findall(NUMBER, mention):
                 if number in numbers - {path.name[:2]}:

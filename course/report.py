@@ -35,7 +35,9 @@ PAGE_ATTRIBUTES = {
     "a": ["href"],
     "img": ["src", "alt", "width", "height"],
 }
-PAGE_ATTRIBUTES |= {tag: ["style", "colspan", "rowspan"] for tag in ("td", "th", "small")}
+PAGE_ATTRIBUTES |= {
+    tag: ["style", "colspan", "rowspan"] for tag in ("td", "th", "small")
+}
 
 
 def commit() -> str:
@@ -56,11 +58,19 @@ def export(executed: Path, page: Path) -> None:
     from nbconvert import HTMLExporter
 
     styles = CSSSanitizer(allowed_css_properties=["text-align", "opacity"])
-    cleaner = Cleaner(tags=PAGE_TAGS, attributes=PAGE_ATTRIBUTES, css_sanitizer=styles)
-    exporter = HTMLExporter(raw_template=PAGE, sanitize_html=True, embed_images=True)
+    cleaner = Cleaner(
+        tags=PAGE_TAGS, attributes=PAGE_ATTRIBUTES, css_sanitizer=styles
+    )
+    exporter = HTMLExporter(
+        raw_template=PAGE, sanitize_html=True, embed_images=True
+    )
     exporter.register_filter("clean_html", cleaner.clean)
-    resources = {"metadata": {"path": str(ROOT / "notebooks"), "name": executed.stem}}
-    body, _ = exporter.from_notebook_node(nbformat.read(executed, as_version=4), resources)
+    resources = {
+        "metadata": {"path": str(ROOT / "notebooks"), "name": executed.stem}
+    }
+    body, _ = exporter.from_notebook_node(
+        nbformat.read(executed, as_version=4), resources
+    )
     page.parent.mkdir(parents=True, exist_ok=True)
     page.write_text(body, encoding="utf-8")
 
@@ -84,7 +94,9 @@ def section(result: Result, profile: Profile, folder: Path) -> dict[str, Any]:
         facts["title"] = title_of(source)
         if result.status == "passed":
             notebook = read(executed)
-            facts["figures"] = verdicts.judge_figures(notebook, profile.name, result.name[:2])
+            facts["figures"] = verdicts.judge_figures(
+                notebook, profile.name, result.name[:2]
+            )
             facts["exercises"] = verdicts.records(notebook, "exercise")
             facts["problems"] = verdicts.problems_of(executed, profile.name, source)
     except (CourseError, OSError) as error:
@@ -134,15 +146,23 @@ def write_report(profile: Profile) -> Path:
 
 def keep(profile: Profile, paths: list[Path]) -> list[str]:
     """Make passed lessons the record: costs into `results/`, at laptop outputs into notebooks."""
-    passed = {result.name: result for result in results_of(profile) if result.status == "passed"}
+    passed = {
+        result.name: result
+        for result in results_of(profile)
+        if result.status == "passed"
+    }
     chosen = [path for path in paths if path.stem in passed]
     if not chosen:
         raise CourseError(
-            f"no finished run at profile {profile.name}", run_folder(profile), "run it first"
+            f"no finished run at profile {profile.name}",
+            run_folder(profile),
+            "run it first",
         )
     facts = machine_facts()
     machine = (
-        f"{facts['cores']} cores, {facts['memory']}" if facts["gpu"] == "none" else facts["gpu"]
+        f"{facts['cores']} cores, {facts['memory']}"
+        if facts["gpu"] == "none"
+        else facts["gpu"]
     )
     record = recorded(profile.name)
     for path in chosen:
@@ -168,7 +188,10 @@ def keep(profile: Profile, paths: list[Path]) -> list[str]:
 def disk_of(path: Path, profile: Profile) -> int:
     """Bytes of the assets that a lesson takes and of the artifacts that it makes."""
     folder = build_folder() / "artifacts" / profile.name
-    manifests = [artifacts.read_manifest(folder / name) or {} for name in calls(path, "publish")]
+    manifests = [
+        artifacts.read_manifest(folder / name) or {}
+        for name in calls(path, "publish")
+    ]
     assets = sum(asset.disk * 10**6 for asset in taken_by(path))
     return assets + sum(manifest.get("bytes", 0) for manifest in manifests)
 
@@ -176,7 +199,9 @@ def disk_of(path: Path, profile: Profile) -> int:
 def keep_outputs(executed: Path, target: Path) -> None:
     """Put the outputs of a run into the notebook they came from; nothing else of the run."""
     notebook = read(target)
-    outputs = {cell["id"]: cell["outputs"] for cell in cells(read(executed), "code")}
+    outputs = {
+        cell["id"]: cell["outputs"] for cell in cells(read(executed), "code")
+    }
     for count, cell in enumerate(cells(notebook, "code"), 1):
         cell["outputs"] = join_streams(outputs[cell["id"]])
         cell["execution_count"] = count

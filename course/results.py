@@ -49,7 +49,9 @@ def page_of(name: str, profile: Profile) -> Path:
 
 def write_result(result: Result, profile: Profile) -> None:
     """Keep a result."""
-    artifacts.write_json(run_folder(profile) / f"{result.name}.json", asdict(result))
+    artifacts.write_json(
+        run_folder(profile) / f"{result.name}.json", asdict(result)
+    )
 
 
 def read_result(name: str, profile: Profile) -> Result | None:
@@ -81,12 +83,19 @@ def shared_fingerprint() -> str:
     """What every lesson depends on: the code it may import or launch, the packages, the pins."""
     folders = [CHECKOUT / name for name in ("utils", "stages", "launch")]
     files = [
-        path for folder in folders for path in sorted(folder.rglob("*")) if path.suffix in SUFFIXES
+        path
+        for folder in folders
+        for path in sorted(folder.rglob("*"))
+        if path.suffix in SUFFIXES
     ]
     files += [CHECKOUT / "assets.txt", ROOT / "results" / "leaderboard.json"]
     hashes = [artifacts.hash_file(path) for path in files if path.exists()]
     # The names of these folders hold name and version, and reading them takes no time.
-    installed = [path.name for place in sys.path for path in Path(place or ".").glob("*.dist-info")]
+    installed = [
+        path.name
+        for place in sys.path
+        for path in Path(place or ".").glob("*.dist-info")
+    ]
     place = os.environ.get("COURSE_ASSETS", "packaged")
     return artifacts.hash_json([hashes, sorted(set(installed)), sys.version, place])
 
@@ -112,9 +121,13 @@ def artifacts_of(path: Path, profile: Profile) -> dict[str, str]:
     return {name: hash_of(name, profile) for name in names}
 
 
-def still_holds(result: Result | None, mark: str, path: Path, profile: Profile) -> bool:
+def still_holds(
+    result: Result | None, mark: str, path: Path, profile: Profile
+) -> bool:
     """Whether a lesson passed, and nothing that it depends on or made has changed since."""
     if result is None or result.status != "passed" or result.fingerprint != mark:
         return False
-    here = (run_folder(profile) / path.name).exists() and page_of(path.stem, profile).exists()
+    here = (run_folder(profile) / path.name).exists() and page_of(
+        path.stem, profile
+    ).exists()
     return here and artifacts_of(path, profile) == result.artifacts

@@ -64,16 +64,26 @@ class Running:
 def check_parameters(path: Path, parameters: dict[str, Any]) -> None:
     """A run with a misspelt parameter is worth nothing."""
     cells = notebooks.cells(notebooks.read(path), "code")
-    tagged = [notebooks.source(cell) for cell in cells if "parameters" in notebooks.tags(cell)]
+    tagged = [
+        notebooks.source(cell)
+        for cell in cells
+        if "parameters" in notebooks.tags(cell)
+    ]
     if not tagged:
         raise CourseError(
-            "no cell is tagged `parameters`", path, "tag the cell with PROFILE and SEED"
+            "no cell is tagged `parameters`",
+            path,
+            "tag the cell with PROFILE and SEED",
         )
-    known = {line.split("=")[0].strip() for line in tagged[0].splitlines() if "=" in line}
+    known = {
+        line.split("=")[0].strip() for line in tagged[0].splitlines() if "=" in line
+    }
     for name in sorted(parameters):
         if name not in known:
             raise CourseError(
-                f"unknown parameter {name}", path, f"it knows {', '.join(sorted(known))}"
+                f"unknown parameter {name}",
+                path,
+                f"it knows {', '.join(sorted(known))}",
             )
 
 
@@ -97,9 +107,15 @@ def make_plan(paths: list[Path], profile: Profile) -> dict[str, Waiting]:
     plan: dict[str, Waiting] = {}
     # A lesson takes from earlier ones only, so from the end on all that waits for it is known.
     for path in sorted(paths, reverse=True):
-        makers = {maker.stem for maker in notebooks.inputs(path).values() if maker in paths}
+        makers = {
+            maker.stem
+            for maker in notebooks.inputs(path).values()
+            if maker in paths
+        }
         cost = costs.get(path.name[:2], UNKNOWN)
-        behind = [later.urgency for later in plan.values() if path.stem in later.makers]
+        behind = [
+            later.urgency for later in plan.values() if path.stem in later.makers
+        ]
         urgency = cost["seconds"] + max(behind, default=0)
         plan[path.stem] = Waiting(path, makers, cost["peak_bytes"], urgency)
     return dict(sorted(plan.items(), key=lambda item: (-item[1].urgency, item[0])))
@@ -110,7 +126,9 @@ def count_jobs(profile: Profile) -> int:
     text = os.environ.get("JOBS", "")
     if text:
         if not text.isdigit() or int(text) < 1:
-            raise CourseError(f"JOBS={text} is not a number of lessons", fix="write it as JOBS=2")
+            raise CourseError(
+                f"JOBS={text} is not a number of lessons", fix="write it as JOBS=2"
+            )
         return int(text)
     if profile.name in ("gpu", "cluster"):
         return 1
@@ -148,7 +166,11 @@ class Run:
     """Lessons on their way: those that wait, those that run, those that have ended."""
 
     def __init__(
-        self, plan: dict[str, Waiting], profile: Profile, parameters: dict[str, Any], fresh: bool
+        self,
+        plan: dict[str, Waiting],
+        profile: Profile,
+        parameters: dict[str, Any],
+        fresh: bool,
     ) -> None:
         self.waiting = plan
         self.profile = profile
@@ -186,16 +208,22 @@ class Run:
         """Start a lesson if it can start now, or end it if it need not or cannot run."""
         lesson = self.waiting[name]
         makers = [self.ended.get(maker) for maker in sorted(lesson.makers)]
-        lost = [maker.name for maker in makers if maker and maker.status != "passed"]
+        lost = [
+            maker.name for maker in makers if maker and maker.status != "passed"
+        ]
         if lost:
-            self.end(Result(name, "blocked", error=f"it needs what {lost[0]} makes"))
+            self.end(
+                Result(name, "blocked", error=f"it needs what {lost[0]} makes")
+            )
         elif all(makers) and not (lesson.changed and not self.has_room(lesson)):
             lock = FileLock(self.folder / f".{name}.lock", timeout=0)
             try:
                 lock.acquire()
             except Timeout:
                 if name not in self.elsewhere:
-                    self.screen.print(f"  {name} is being run elsewhere: waiting for it")
+                    self.screen.print(
+                        f"  {name} is being run elsewhere: waiting for it"
+                    )
                 self.elsewhere.add(name)
                 return
             self.reuse_or_start(name, lock)
@@ -208,7 +236,9 @@ class Run:
         try:
             mark = results.fingerprint(lesson.path, self.parameters)
             old = results.read_result(name, self.profile)
-            holds = not self.fresh and results.still_holds(old, mark, lesson.path, self.profile)
+            holds = not self.fresh and results.still_holds(
+                old, mark, lesson.path, self.profile
+            )
         except CourseError as error:
             self.end(Result(name, "failed", error=str(error)))
             return
@@ -218,13 +248,18 @@ class Run:
             return
         lesson.changed = True
         if self.has_room(lesson):
-            self.start(Result(name, fingerprint=mark, parameters=self.parameters), lock)
+            self.start(
+                Result(name, fingerprint=mark, parameters=self.parameters), lock
+            )
 
     def has_room(self, lesson: Waiting) -> bool:
         """Whether a core is free, and memory beside what the running lessons will still take."""
         if not self.running:
             return True
-        still = sum(max(0, running.peak - running.memory) for running in self.running.values())
+        still = sum(
+            max(0, running.peak - running.memory)
+            for running in self.running.values()
+        )
         free = psutil.virtual_memory().available - still
         return len(self.running) < self.jobs and free > lesson.peak
 
@@ -233,7 +268,9 @@ class Run:
         lesson = self.waiting.pop(result.name)
         output = self.folder / lesson.path.name
         page = results.page_of(result.name, self.profile)
-        task = execute.Task(str(lesson.path), str(output), str(page), self.parameters)
+        task = execute.Task(
+            str(lesson.path), str(output), str(page), self.parameters
+        )
         task.cell_seconds = self.profile.cell_seconds
         task.refusals = refusals(lesson.path.name[:2])
         results.write_result(result, self.profile)
@@ -246,13 +283,17 @@ class Run:
                 stderr=log,
                 start_new_session=True,
             )
-        self.running[result.name] = Running(result, lesson.path, child, lock, lesson.peak)
+        self.running[result.name] = Running(
+            result, lesson.path, child, lock, lesson.peak
+        )
         # Its standard input stays open: when it closes, the child knows that we are gone.
         with contextlib.suppress(BrokenPipeError):
             assert child.stdin is not None
             child.stdin.write(json.dumps(asdict(task)).encode() + b"\n")
             child.stdin.flush()
-        threading.Thread(target=self.listen, args=(result.name,), daemon=True).start()
+        threading.Thread(
+            target=self.listen, args=(result.name,), daemon=True
+        ).start()
 
     def listen(self, name: str) -> None:
         """In a thread: take what a lesson says until it ends."""
@@ -282,13 +323,13 @@ class Run:
         """Note what became of a lesson whose process has ended, and end what it left."""
         running = self.running.pop(name)
         result = running.result
-        execute.end_children_but({other.child.pid for other in self.running.values()})
+        execute.end_children_but(
+            {other.child.pid for other in self.running.values()}
+        )
         if running.too_long or result.status == "interrupted":
             result.status = "failed"
             words = execute.last_words(self.folder / f"{name}.log")
-            result.error = (
-                f"the lesson's process ended with status {running.child.returncode}: {words}"
-            )
+            result.error = f"the lesson's process ended with status {running.child.returncode}: {words}"
         if running.too_long:
             limit = self.profile.notebook_seconds
             result.error = f"the notebook ran past the {limit} s of profile {self.profile.name}"
@@ -304,7 +345,9 @@ class Run:
             results.write_result(result, self.profile)
         note = result.error if result.status == "blocked" else ""
         note = "done before" if result.reused else note
-        self.screen.print(f"{MARKS[result.status]} {describe(result)}  {note}".rstrip())
+        self.screen.print(
+            f"{MARKS[result.status]} {describe(result)}  {note}".rstrip()
+        )
         if result.status == "failed":
             file = self.folder / f"{result.name}.ipynb"
             text = f"cell [{result.cell}]: {result.error}\nopen {file}"
@@ -331,7 +374,11 @@ def stop(number: int, _: object) -> None:
 
 
 def run_course(
-    paths: list[Path], profile: Profile, seed: int, extra: dict[str, Any], fresh: bool = False
+    paths: list[Path],
+    profile: Profile,
+    seed: int,
+    extra: dict[str, Any],
+    fresh: bool = False,
 ) -> list[Result]:
     """Run the lessons that are not yet done; every result is kept as soon as it is known."""
     parameters = {"PROFILE": profile.name, "SEED": seed, **extra}
@@ -370,5 +417,7 @@ class Screen:
         """Show what runs now."""
         if sys.stdout.isatty() and running:
             width = shutil.get_terminal_size().columns - 1
-            self.print("\n".join(f"  {describe(result)}"[:width] for result in running))
+            self.print(
+                "\n".join(f"  {describe(result)}"[:width] for result in running)
+            )
             self.live = len(running)

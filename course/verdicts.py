@@ -35,9 +35,13 @@ class Verdict:
 
 def records(notebook: dict[str, Any], kind: str) -> list[dict[str, Any]]:
     """The figures or the exercises that an executed notebook holds in its outputs."""
-    outputs = [output for cell in cells(notebook, "code") for output in cell["outputs"]]
+    outputs = [
+        output for cell in cells(notebook, "code") for output in cell["outputs"]
+    ]
     held = [
-        output["data"][RECORD_TYPE] for output in outputs if RECORD_TYPE in output.get("data", {})
+        output["data"][RECORD_TYPE]
+        for output in outputs
+        if RECORD_TYPE in output.get("data", {})
     ]
     return [record for record in held if record["kind"] == kind]
 
@@ -53,7 +57,9 @@ def expectations(profile: str, number: str) -> dict[str, dict[str, Any]] | None:
     try:
         return tomllib.loads(path.read_text(encoding="utf-8")).get(number, {})
     except tomllib.TOMLDecodeError as error:
-        raise CourseError(f"this is not TOML: {error}", path, "mend the line it names") from None
+        raise CourseError(
+            f"this is not TOML: {error}", path, "mend the line it names"
+        ) from None
 
 
 def bounds(rule: dict[str, float]) -> tuple[float, float]:
@@ -93,7 +99,10 @@ def judge_figures(
         name, value = record["name"], record["value"]
         rule = check.get(name) or typical.get(name)
         verdict = Verdict(name, value, record["unit"])
-        verdict.source, verdict.source_name = record["source"], record["source_name"]
+        verdict.source, verdict.source_name = (
+            record["source"],
+            record["source_name"],
+        )
         if rule:
             verdict.expected = describe_rule(rule)
             lowest, highest = bounds(rule)
@@ -101,14 +110,18 @@ def judge_figures(
             verdict.unusual = not lowest <= value <= highest
         elif expected is not None:
             rule = f'"{name}" = {{ value = {value:g}, tolerance = … }}'
-            verdict.problem = f"recorded, not expected: add to expected/{profile}.toml {rule}"
+            verdict.problem = (
+                f"recorded, not expected: add to expected/{profile}.toml {rule}"
+            )
         if verdict.unusual and name in check:
             verdict.problem = f"{value:g} is outside {verdict.expected}"
         verdicts.append(verdict)
     wanted = {**typical, **check} if strict else check
     for name in wanted.keys() - {verdict.name for verdict in verdicts}:
         rule = describe_rule(wanted[name])
-        verdicts.append(Verdict(name, None, expected=rule, problem="expected, not recorded"))
+        verdicts.append(
+            Verdict(name, None, expected=rule, problem="expected, not recorded")
+        )
     return verdicts
 
 
@@ -143,7 +156,9 @@ def judge_exercises(
             yield f"exercise {name}: its {which} gets {verdict!r} {record['hint']}".rstrip()
     for name, which in seen.items():
         parts = ["answer", "solution"] + ["wrong answer"] * (name in refused)
-        yield from (f"exercise {name} has no {part}" for part in parts if part not in which)
+        yield from (
+            f"exercise {name} has no {part}" for part in parts if part not in which
+        )
 
 
 # marked outputs -----------------------------------------------------------------------------------
@@ -161,28 +176,39 @@ def output_lines(cell: dict[str, Any]) -> list[str]:
     return [line.rstrip() for line in text.splitlines() if line.strip()]
 
 
-def judge_outputs(notebook: dict[str, Any], committed: dict[str, Any]) -> Iterator[str]:
+def judge_outputs(
+    notebook: dict[str, Any], committed: dict[str, Any]
+) -> Iterator[str]:
     """Where a marked cell shows something else than the notebook that was run."""
     before = {
-        cell["id"]: output_lines(cell) for cell in cells(committed, "code") if cell["outputs"]
+        cell["id"]: output_lines(cell)
+        for cell in cells(committed, "code")
+        if cell["outputs"]
     }
     for count, cell in enumerate(cells(notebook, "code"), 1):
         if MARKED not in tags(cell) or cell["id"] not in before:
             continue
-        for old, new in zip_longest(before[cell["id"]], output_lines(cell), fillvalue=""):
+        for old, new in zip_longest(
+            before[cell["id"]], output_lines(cell), fillvalue=""
+        ):
             if old != new:
                 yield f"cell [{count}] shows {new!r}, not {old!r}"
                 break
 
 
 def problems_of(
-    executed: Path, profile: str, committed: Path | None = None, strict: bool = False
+    executed: Path,
+    profile: str,
+    committed: Path | None = None,
+    strict: bool = False,
 ) -> list[str]:
     """All that is wrong with one executed notebook; beside `committed`, the one that was run."""
     notebook, number = read(executed), executed.name[:2]
     verdicts = judge_figures(notebook, profile, number, strict)
     problems = [
-        f"figure {verdict.name}: {verdict.problem}" for verdict in verdicts if verdict.problem
+        f"figure {verdict.name}: {verdict.problem}"
+        for verdict in verdicts
+        if verdict.problem
     ]
     refused = set(refusals(number)) if committed else set()
     problems += judge_exercises(notebook, refused, strict)

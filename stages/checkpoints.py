@@ -23,7 +23,14 @@ from safetensors import safe_open
 from safetensors.torch import save_file
 from torch.distributed.tensor import DTensor, distribute_tensor
 
-from utils.artifacts import damage, plain_disk_errors, read_json, read_manifest, sealed, write_json
+from utils.artifacts import (
+    damage,
+    plain_disk_errors,
+    read_json,
+    read_manifest,
+    sealed,
+    write_json,
+)
 from utils.errors import CourseError
 
 WEIGHTS = "model.safetensors"
@@ -43,7 +50,9 @@ def shard(tensor: torch.Tensor, like: torch.Tensor) -> torch.Tensor:
     """This rank's shard of a tensor that all ranks have read, if `like` is sharded; else the tensor."""
     if isinstance(like, DTensor) and tensor.shape == like.shape:
         full = tensor.to(like.device)
-        cut = distribute_tensor(full, like.device_mesh, like.placements, src_data_rank=None)
+        cut = distribute_tensor(
+            full, like.device_mesh, like.placements, src_data_rank=None
+        )
         # A copy: a shard that is a view would keep the full tensor in memory.
         return cut.clone()
     return tensor
@@ -54,7 +63,9 @@ def gather_to_first(tensors: dict[str, torch.Tensor]) -> dict[str, torch.Tensor]
 
     They are gathered one at a time, so that no device ever holds more than one of them in full.
     """
-    first = not torch.distributed.is_initialized() or torch.distributed.get_rank() == 0
+    first = (
+        not torch.distributed.is_initialized() or torch.distributed.get_rank() == 0
+    )
     full = {}
     for name, tensor in tensors.items():
         gathered = gather(tensor.detach())
@@ -77,10 +88,14 @@ def state_tensors(optimizers: list[Any]) -> dict[str, torch.Tensor]:
     return tensors
 
 
-def restore_state(optimizers: list[Any], tensors: Iterator[tuple[str, torch.Tensor]]) -> None:
+def restore_state(
+    optimizers: list[Any], tensors: Iterator[tuple[str, torch.Tensor]]
+) -> None:
     """Put such tensors back, each rank its shard of them."""
     states: list[dict[int, dict[str, torch.Tensor]]] = [{} for _ in optimizers]
-    parameters = [[p for g in o.param_groups for p in g["params"]] for o in optimizers]
+    parameters = [
+        [p for g in o.param_groups for p in g["params"]] for o in optimizers
+    ]
     for key, tensor in tensors:
         number, index, name = key.split(".", 2)
         parameter = parameters[int(number)][int(index)]
@@ -94,7 +109,11 @@ def restore_state(optimizers: list[Any], tensors: Iterator[tuple[str, torch.Tens
 
 
 def save_checkpoint(
-    folder: Path, model: Any, optimizers: list[Any], tokenizer: Any, progress: dict[str, Any]
+    folder: Path,
+    model: Any,
+    optimizers: list[Any],
+    tokenizer: Any,
+    progress: dict[str, Any],
 ) -> Path:
     """Gather, write and seal the checkpoint of a step; all ranks must call, the first one writes."""
     from transformers.utils import logging
@@ -129,18 +148,30 @@ def load_weights(path: Path, model: Any) -> None:
     with safe_open(path, "pt") as file:
         names = file.keys()
         shapes = {name: tuple(file.get_slice(name).get_shape()) for name in names}
-    missing = set(own) - set(shapes) - set(getattr(model, "all_tied_weights_keys", None) or ())
-    other = {name for name in shapes if name not in own or shapes[name] != own[name].shape}
+    missing = (
+        set(own)
+        - set(shapes)
+        - set(getattr(model, "all_tied_weights_keys", None) or ())
+    )
+    other = {
+        name
+        for name in shapes
+        if name not in own or shapes[name] != own[name].shape
+    }
     if missing or other:
         names = ", ".join(sorted(missing | other)[:3])
         fix = "take the recipe it was made with, or another folder"
-        raise CourseError(f"the checkpoint is of another model: see {names}", path.parent, fix)
+        raise CourseError(
+            f"the checkpoint is of another model: see {names}", path.parent, fix
+        )
     with torch.no_grad():
         for name, tensor in read_tensors(path):
             own[name].copy_(shard(tensor, own[name]))
 
 
-def load_checkpoint(path: Path, model: Any, optimizers: list[Any]) -> dict[str, Any]:
+def load_checkpoint(
+    path: Path, model: Any, optimizers: list[Any]
+) -> dict[str, Any]:
     """Put weights and optimizer states back, each rank its shard; returns the progress."""
     load_weights(path / WEIGHTS, model)
     try:
@@ -170,7 +201,11 @@ def newest_checkpoint(folder: Path) -> tuple[Path | None, dict[Path, str]]:
     for path in reversed(list_checkpoints(folder)):
         manifest = read_manifest(path)
         # Every byte is hashed: a training state is believed only as it was written.
-        problem = damage(path, manifest, full=True) if manifest else "manifest.json has gone"
+        problem = (
+            damage(path, manifest, full=True)
+            if manifest
+            else "manifest.json has gone"
+        )
         if not problem:
             return path, damaged
         damaged[path] = problem
@@ -180,13 +215,17 @@ def newest_checkpoint(folder: Path) -> tuple[Path | None, dict[Path, str]]:
 def validation_loss(path: Path) -> float:
     """The validation loss of a checkpoint; infinite where it has none that can be read."""
     try:
-        loss = json.loads((path / PROGRESS).read_text(encoding="utf-8"))["validation_loss"]
+        loss = json.loads((path / PROGRESS).read_text(encoding="utf-8"))[
+            "validation_loss"
+        ]
         return float(loss) if math.isfinite(loss) else math.inf
     except (OSError, ValueError, KeyError, TypeError):
         return math.inf
 
 
-def drop_checkpoints(folder: Path, keep: int | None, in_use: Collection[Path] = ()) -> None:
+def drop_checkpoints(
+    folder: Path, keep: int | None, in_use: Collection[Path] = ()
+) -> None:
     """Keep the newest ones (None: all), the best one, and those in use; drop the others."""
     paths = list_checkpoints(folder)
     if keep is None or len(paths) <= keep:

@@ -35,7 +35,9 @@ class ClassifierRecipe(BaseModel):
       next:  did you mean 'batch'?
     """
 
-    model_config = ConfigDict(extra="forbid", frozen=True, strict=True, allow_inf_nan=False)
+    model_config = ConfigDict(
+        extra="forbid", frozen=True, strict=True, allow_inf_nan=False
+    )
 
     weights: str  # folder of a model with a head, and of its tokenizer
     rows: str  # parquet file of `text` and `label`, in the order of training
@@ -43,7 +45,9 @@ class ClassifierRecipe(BaseModel):
     rate: float = Field(5e-5, gt=0)
     warmup: int = Field(4, ge=0)  # steps
     decay: float = Field(0.01, ge=0)
-    dropout: float = Field(0.0, ge=0, lt=1)  # above zero, only one process gives the same losses
+    dropout: float = Field(
+        0.0, ge=0, lt=1
+    )  # above zero, only one process gives the same losses
     length: int = Field(32, gt=0)  # tokens of a text; the rest is cut
     seed: int = Field(42, ge=0)
     processes: int = Field(1, gt=0)  # that must have been started
@@ -120,7 +124,9 @@ def train(recipe: ClassifierRecipe) -> list[float]:
     set_seed(recipe.seed)
     model = make_classifier(recipe)
     loader = make_loader(recipe)
-    optimizer = torch.optim.AdamW(decay_groups(model, recipe.decay), lr=recipe.rate, fused=True)
+    optimizer = torch.optim.AdamW(
+        decay_groups(model, recipe.decay), lr=recipe.rate, fused=True
+    )
     total = len(loader.dataset)
     steps = math.ceil(total / recipe.batch)
     # The schedule is not prepared: it would step once for each process.
@@ -149,7 +155,9 @@ def require_files(recipe: ClassifierRecipe) -> None:
     """Stop before anything is loaded if the recipe's files are not on this machine."""
     for path in (Path(recipe.weights), Path(recipe.rows)):
         if not path.exists():
-            raise CourseError("the recipe names a file that is not here", path, "mend the path")
+            raise CourseError(
+                "the recipe names a file that is not here", path, "mend the path"
+            )
 
 
 def save_model(accelerator: Any, model: Any, recipe: ClassifierRecipe) -> None:
@@ -162,7 +170,9 @@ def save_model(accelerator: Any, model: Any, recipe: ClassifierRecipe) -> None:
 
     weights = accelerator.get_state_dict(model)
     if accelerator.is_main_process:
-        accelerator.unwrap_model(model).save_pretrained(recipe.save, state_dict=weights)
+        accelerator.unwrap_model(model).save_pretrained(
+            recipe.save, state_dict=weights
+        )
         AutoTokenizer.from_pretrained(recipe.weights).save_pretrained(recipe.save)
     accelerator.wait_for_everyone()
 

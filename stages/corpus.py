@@ -69,7 +69,9 @@ def query(tables: Path | None = None, template: str = QUERY) -> str:
 def schema_of(table: str) -> pa.Schema:
     """The Arrow schema of one of `TABLES`."""
     columns = [column.partition(":") for column in TABLES[table].split()]
-    return pa.schema([(name, pa.type_for_alias(kind or "string")) for name, _, kind in columns])
+    return pa.schema(
+        [(name, pa.type_for_alias(kind or "string")) for name, _, kind in columns]
+    )
 
 
 def chunks(rows: Iterable[Row], characters: int = 8_000_000) -> Iterator[list[Row]]:
@@ -86,15 +88,21 @@ def chunks(rows: Iterable[Row], characters: int = 8_000_000) -> Iterator[list[Ro
         yield chunk
 
 
-def write_rows(path: Path, table: str, rows: Iterable[Row], codec: str = "zstd") -> None:
+def write_rows(
+    path: Path, table: str, rows: Iterable[Row], codec: str = "zstd"
+) -> None:
     """Write rows as a Parquet file, few of them in memory at a time."""
     schema = schema_of(table)
-    with pq.ParquetWriter(path, schema, compression=codec, use_dictionary=False) as file:
+    with pq.ParquetWriter(
+        path, schema, compression=codec, use_dictionary=False
+    ) as file:
         for chunk in chunks(rows):
             file.write_batch(pa.RecordBatch.from_pylist(chunk, schema))
 
 
-def rows_of(path: Path, column: str = "", values: Iterable[str] = ()) -> Iterator[Row]:
+def rows_of(
+    path: Path, column: str = "", values: Iterable[str] = ()
+) -> Iterator[Row]:
     """The rows of a Parquet file, or those whose `column` has one of some values."""
     wanted = pa.array(list(values), pa.string())
     with pq.ParquetFile(path) as file:
@@ -106,7 +114,9 @@ def rows_of(path: Path, column: str = "", values: Iterable[str] = ()) -> Iterato
                 yield from batch.to_pylist()
 
 
-def read_texts(corpus: Path, split: str, megabytes: float = float("inf")) -> Iterator[str]:
+def read_texts(
+    corpus: Path, split: str, megabytes: float = float("inf")
+) -> Iterator[str]:
     """Documents of one split, about so many megabytes of it: a fair sample.
 
     A document is in or out by a checksum of its content: nothing is shuffled or held in memory, a
@@ -116,7 +126,9 @@ def read_texts(corpus: Path, split: str, megabytes: float = float("inf")) -> Ite
     """
     files = sorted(corpus.glob(f"{split}-*.parquet"))
     if not files:
-        raise CourseError(f"the corpus has no split {split!r}", corpus, "run lesson 03 again")
+        raise CourseError(
+            f"the corpus has no split {split!r}", corpus, "run lesson 03 again"
+        )
     sizes = pq.read_table(files, columns=["size"])["size"].to_numpy()
     limit = min(megabytes * 1e6 / sizes.sum(), 1) * 2**32
     for file in files:
@@ -134,17 +146,24 @@ def rejection(package: str, path: str, reason: str, detail: str = "") -> Row:
 def store(trees: list[Tree], folder: Path) -> list[Row]:
     """Write `files`, `contents` and `licenses`, each content once; return what was unreadable."""
     repeated = collections.Counter(tree.package for tree in trees).most_common(1)
-    if repeated and repeated[0][1] > 1:  # the query would give each of its files twice
+    if (
+        repeated and repeated[0][1] > 1
+    ):  # the query would give each of its files twice
         what = f"two trees are called {repeated[0][0]}"
         raise CourseError(what, folder, "give each tree its own name")
     files: list[Row] = []
     rejected: list[Row] = []
     copies: collections.Counter[str] = collections.Counter()
     for tree in trees:
-        rejected += [rejection(tree.package, path, why) for path, why in tree.rejected.items()]
+        rejected += [
+            rejection(tree.package, path, why)
+            for path, why in tree.rejected.items()
+        ]
 
     def contents() -> Iterator[Row]:
-        places = [(tree.package, path, tree.root) for tree in trees for path in tree.paths]
+        places = [
+            (tree.package, path, tree.root) for tree in trees for path in tree.paths
+        ]
         # Vendored copies last: of two equal files the original is the first.
         places.sort(key=lambda place: (bool(VENDORED.search(place[1])), place))
         for package, path, root in places:
@@ -158,7 +177,12 @@ def store(trees: list[Tree], folder: Path) -> list[Row]:
             copies[blob] += 1
             if copies[blob] == 1:
                 text = None if binary else data.decode()
-                yield {"id": blob, "size": len(data), "binary": binary, "content": text}
+                yield {
+                    "id": blob,
+                    "size": len(data),
+                    "binary": binary,
+                    "content": text,
+                }
 
     def counted(path: Path) -> Iterator[Row]:
         for row in rows_of(path):
@@ -170,7 +194,9 @@ def store(trees: list[Tree], folder: Path) -> list[Row]:
     write_rows(spool, "contents", contents(), "none")
     write_rows(folder / "contents.parquet", "contents", counted(spool))
     spool.unlink()
-    licences = [{"repo_name": tree.package, "license": tree.licence} for tree in trees]
+    licences = [
+        {"repo_name": tree.package, "license": tree.licence} for tree in trees
+    ]
     write_rows(folder / "files.parquet", "files", files)
     write_rows(folder / "licenses.parquet", "licenses", licences)
     return rejected
@@ -185,11 +211,19 @@ def documents(tables: Path, rejected: list[Row]) -> Iterator[Row]:
 
     columns = schema_of("corpus").names[1:]
     with duckdb.connect() as engine:
-        selected = engine.sql(f"SELECT {', '.join(columns)} FROM ({query(tables)})").fetchall()
+        selected = engine.sql(
+            f"SELECT {', '.join(columns)} FROM ({query(tables)})"
+        ).fetchall()
         for facts in engine.sql(query(tables, NOT_SELECTED)).fetchall():
             rejected.append(rejection(*facts))
     places = [dict(zip(columns, values)) for values in selected]
-    places.sort(key=lambda row: (bool(VENDORED.search(row["path"])), row["package"], row["path"]))
+    places.sort(
+        key=lambda row: (
+            bool(VENDORED.search(row["path"])),
+            row["package"],
+            row["path"],
+        )
+    )
     places_of = collections.defaultdict(list)
     for row in places:
         places_of[row["hash"]].append(row)
@@ -202,7 +236,9 @@ COPYLEFT = re.compile(r"General Public|Mozilla Public|GPLv|GPL-")
 GENERATED = re.compile(
     r"(?i)auto-?generated|automatically[ -]generated|do not edit|generated (by|from|automatically)"
 )
-TESTS = re.compile(r"(^|/)(tests?|testing)/|(^|/)(test_[^/]*|conftest)\.py$|_test\.py$")
+TESTS = re.compile(
+    r"(^|/)(tests?|testing)/|(^|/)(test_[^/]*|conftest)\.py$|_test\.py$"
+)
 SETTINGS = re.compile(r"(^|/)(conf|configs?|settings|setup|configuration_\w*)\.py$")
 BALLAST_KEPT = 0.3
 SPACE, LOWER, UPPER, DIGIT, SIGN = range(5)
@@ -236,14 +272,21 @@ def measure(data: bytes) -> Measures:
     lines = np.diff(breaks, prepend=-1, append=len(codes)) - 1
     kinds = KINDS[codes]
     counts = np.bincount(kinds, minlength=5)
-    letters = counts[LOWER] + counts[UPPER] + counts[DIGIT] - np.count_nonzero(codes == ord("_"))
+    letters = (
+        counts[LOWER]
+        + counts[UPPER]
+        + counts[DIGIT]
+        - np.count_nonzero(codes == ord("_"))
+    )
     other_kind = kinds[1:] != kinds[:-1]
     other_sign = (kinds[1:] == SIGN) & (codes[1:] != codes[:-1])
     begins = (other_kind | other_sign) & (kinds[1:] != SPACE)
     pieces = 1 + int(np.count_nonzero(begins))
     mean_line = round(float(lines.mean()), 3)
     share = round(float(letters / len(codes)), 3)
-    return Measures(int(lines.max()), mean_line, share, round(len(codes) / pieces, 3))
+    return Measures(
+        int(lines.max()), mean_line, share, round(len(codes) / pieces, 3)
+    )
 
 
 def form_objection(form: Measures) -> tuple[str, str]:
@@ -262,7 +305,9 @@ def objection(row: Row, form: Measures) -> tuple[str, str]:
     if not permissive(row["license"]):
         return "licence", row["license"]
     for pattern in opted_out():
-        if fnmatchcase(row["package"], pattern) or fnmatchcase(row["path"], pattern):
+        if fnmatchcase(row["package"], pattern) or fnmatchcase(
+            row["path"], pattern
+        ):
             return "opted out", pattern
     copyleft = COPYLEFT.search(row["content"][:2000])
     if copyleft:
@@ -293,7 +338,11 @@ SECRETS = [
     ("github-token", "gh", r"[pousr]_[A-Za-z0-9]{36,}"),
     ("github-token", "github_pat_", r"\w{40,}"),
     ("hub-token", "hf_", r"[A-Za-z0-9]{30,}"),
-    ("model-key", "sk-", r"(?<![\w-]sk-)(?=[\w-]{0,80}[0-9])(?=[\w-]{0,80}[A-Z])[\w-]{20,}"),
+    (
+        "model-key",
+        "sk-",
+        r"(?<![\w-]sk-)(?=[\w-]{0,80}[0-9])(?=[\w-]{0,80}[A-Z])[\w-]{20,}",
+    ),
     ("slack-token", "xox", r"[abprs]-[A-Za-z0-9-]{10,}"),
     ("google-key", "AIza", r"[\w-]{35}"),
     ("web-token", "eyJ", r"(?<![\w-]eyJ)[\w-]{10,}\.eyJ[\w-]{10,}\.[\w-]+"),
@@ -318,7 +367,9 @@ def redact(text: str) -> tuple[str, collections.Counter[str]]:
     counts: collections.Counter[str] = collections.Counter()
     for kind, sign, rest in SECRETS:
         if sign in text:
-            text, count = re.subn(sign + rest, f"{sign}<{kind}>", text, flags=re.DOTALL)
+            text, count = re.subn(
+                sign + rest, f"{sign}<{kind}>", text, flags=re.DOTALL
+            )
             counts[kind] += count
     if MAYBE_EMAIL.search(text):
         text, counts["e-mail"] = EMAIL.subn("<e-mail>", text)
@@ -345,11 +396,15 @@ class Cleaner:
             if not reason and key in self.first_paths:
                 reason, detail = "exact duplicate", self.first_paths[key]
             if reason:
-                self.rejected.append(rejection(row["package"], row["path"], reason, detail))
+                self.rejected.append(
+                    rejection(row["package"], row["path"], reason, detail)
+                )
                 continue
             self.first_paths[key] = row["path"]
             self.signatures.append(signature(word_hashes(data)))
-            self.names.append({name: row[name] for name in ("package", "path", "hash", "size")})
+            self.names.append(
+                {name: row[name] for name in ("package", "path", "hash", "size")}
+            )
             row["content"], counts = redact(row["content"])
             self.redacted += counts
             yield row
@@ -360,7 +415,9 @@ class Cleaner:
         for later, earlier in gone.items():
             row = self.names[later]
             path = self.names[earlier]["path"]
-            self.rejected.append(rejection(row["package"], row["path"], "near duplicate", path))
+            self.rejected.append(
+                rejection(row["package"], row["path"], "near duplicate", path)
+            )
         return [row for index, row in enumerate(self.names) if index not in gone]
 
 
@@ -374,7 +431,9 @@ def split_packages(sizes: dict[str, int], share: float = 0.05) -> dict[str, str]
     for name in sizes:
         family = re.sub("[^a-z].*", "", name)
         families[family].append(name)
-    order = sorted(families, key=lambda family: hashlib.sha1(family.encode()).digest())
+    order = sorted(
+        families, key=lambda family: hashlib.sha1(family.encode()).digest()
+    )
     splits = dict.fromkeys(sizes, "train")
     for split in ("test", "validation"):
         room = share * sum(sizes.values())
@@ -389,14 +448,20 @@ def split_packages(sizes: dict[str, int], share: float = 0.05) -> dict[str, str]
 
 def build(trees: list[Tree], folder: Path, shard: int = 16_000_000) -> Row:
     """Make the whole corpus in an empty `folder`; returns what was seen, kept, rejected and why."""
-    if any(folder.glob("*.parquet")):  # old shards would be taken for a part of this corpus
-        raise CourseError("there is a corpus here already", folder, "build in an empty folder")
+    if any(
+        folder.glob("*.parquet")
+    ):  # old shards would be taken for a part of this corpus
+        raise CourseError(
+            "there is a corpus here already", folder, "build in an empty folder"
+        )
     rejected = store(trees, folder)
     cleaner = Cleaner(rejected)
     spool = folder / "clean.part"
     write_rows(spool, "corpus", cleaner.clean(documents(folder, rejected)), "none")
     if not cleaner.names:
-        raise CourseError("no document passed the filters", folder, "choose other sources")
+        raise CourseError(
+            "no document passed the filters", folder, "choose other sources"
+        )
     kept = cleaner.without_repeats()
     sizes: collections.Counter[str] = collections.Counter()
     for row in kept:
@@ -404,14 +469,20 @@ def build(trees: list[Tree], folder: Path, shard: int = 16_000_000) -> Row:
     splits = split_packages(sizes)
     for split in SPLITS:
         hashes = [row["hash"] for row in kept if splits[row["package"]] == split]
-        for number, rows in enumerate(chunks(rows_of(spool, "hash", hashes), shard)):
+        for number, rows in enumerate(
+            chunks(rows_of(spool, "hash", hashes), shard)
+        ):
             write_rows(folder / f"{split}-{number:05}.parquet", "corpus", rows)
     spool.unlink()
     write_rows(folder / "rejected.parquet", "rejected", rejected)
     seen = sum(len(tree.paths) + len(tree.rejected) for tree in trees)
     if seen != len(kept) + len(rejected):
-        what = f"{seen} files seen, but {len(kept)} kept and {len(rejected)} rejected"
-        raise CourseError(what, folder, "report this: a file has been lost or counted twice")
+        what = (
+            f"{seen} files seen, but {len(kept)} kept and {len(rejected)} rejected"
+        )
+        raise CourseError(
+            what, folder, "report this: a file has been lost or counted twice"
+        )
     reasons = collections.Counter(row["reason"] for row in rejected)
     return {
         "seen": seen,

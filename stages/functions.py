@@ -56,12 +56,18 @@ def documented_functions(
             yield function
 
 
-def take_apart(node: ast.FunctionDef, lines: list[str], top: bool) -> Function | None:
+def take_apart(
+    node: ast.FunctionDef, lines: list[str], top: bool
+) -> Function | None:
     """The parts of one function, or None if it has no docstring or shares a line with it."""
     docstring = ast.get_docstring(node)
     first, second = node.body[:2]
     docstring_end = first.end_lineno or first.lineno
-    if not docstring or first.lineno <= node.lineno or second.lineno <= docstring_end:
+    if (
+        not docstring
+        or first.lineno <= node.lineno
+        or second.lineno <= docstring_end
+    ):
         return None
     signature = dedent(lines[node.lineno - 1 : first.lineno - 1])
     body = dedent(lines[docstring_end : node.end_lineno])

@@ -53,9 +53,14 @@ def start_method() -> Choice:
         return Choice("spawn", "system libraries of macOS do not survive a fork")
     accelerate = sys.modules.get("accelerate.state")
     if accelerate and accelerate.PartialState._shared_state:
-        return Choice("spawn", "this kernel made an Accelerator: a fork would think it is alone")
+        return Choice(
+            "spawn",
+            "this kernel made an Accelerator: a fork would think it is alone",
+        )
     if torch.cuda.is_initialized():
-        return Choice("spawn", "this kernel has used the GPU, and a fork of it could not")
+        return Choice(
+            "spawn", "this kernel has used the GPU, and a fork of it could not"
+        )
     return Choice("fork", "no GPU and no Accelerator has been used in this kernel")
 
 
@@ -78,7 +83,9 @@ def require_world(expected: int) -> None:
     started = int(os.environ.get("WORLD_SIZE", "1"))
     if started != expected:
         problem = f"this run has {started} process(es), not {expected}"
-        raise CourseError(problem, "WORLD_SIZE", f"torchrun --nproc_per_node {expected}")
+        raise CourseError(
+            problem, "WORLD_SIZE", f"torchrun --nproc_per_node {expected}"
+        )
 
 
 def write_stack_after(seconds: float, path: Path) -> None:
@@ -89,7 +96,10 @@ def write_stack_after(seconds: float, path: Path) -> None:
 
     def write() -> None:
         frame = sys._current_frames()[threading.main_thread().ident or 0]
-        calls = [f"{line[0].f_code.co_name}:{line[1]}" for line in traceback.walk_stack(frame)]
+        calls = [
+            f"{line[0].f_code.co_name}:{line[1]}"
+            for line in traceback.walk_stack(frame)
+        ]
         path.write_text("\n".join(calls))
 
     timer = threading.Timer(seconds, write)
@@ -126,18 +136,24 @@ def become_rank(rank: int, folder: Path, world: int, seconds: float) -> None:
     torch.set_num_threads(1)
 
 
-def work_as_rank(packed: Any, rank: int, folder: Path, world: int, seconds: float) -> None:
+def work_as_rank(
+    packed: Any, rank: int, folder: Path, world: int, seconds: float
+) -> None:
     """What a child does: join the group, run the function, leave a result or an error in a file."""
     become_rank(rank, folder, world, seconds)
     try:
-        function, arguments = dill.loads(packed) if isinstance(packed, bytes) else packed
+        function, arguments = (
+            dill.loads(packed) if isinstance(packed, bytes) else packed
+        )
         device = rank_device()
         if device.type == "cuda":
             torch.cuda.set_device(device)
         backend = "gloo" if device.type == "cpu" else None
         # The ranks meet in a file, which unlike a port nobody else can take.
         meeting = (folder / "meeting").as_uri()
-        dist.init_process_group(backend, rank=rank, world_size=world, init_method=meeting)
+        dist.init_process_group(
+            backend, rank=rank, world_size=world, init_method=meeting
+        )
         # Imports are over: the parent's clock starts here.
         (folder / f"{rank}.ready").touch()
         write_stack_after(seconds, folder / f"{rank}.stack")
@@ -157,41 +173,61 @@ def find_silent_death(children: list[Any], folder: Path) -> CourseError | None:
     for rank, child in enumerate(children):
         if child.exitcode and not (folder / f"{rank}.error").exists():
             how = "by signal" if child.exitcode < 0 else "with status"
-            problem = f"rank {rank} ended {how} {abs(child.exitcode)}, without an error"
+            problem = (
+                f"rank {rank} ended {how} {abs(child.exitcode)}, without an error"
+            )
             return CourseError(problem, fix="look at the memory first")
     return None
 
 
 def find_first_error(folder: Path) -> CourseError | None:
     """The error that was written first, with the innermost calls, if a rank raised one."""
-    errors = sorted(folder.glob("*.error"), key=lambda path: path.stat().st_mtime_ns)
+    errors = sorted(
+        folder.glob("*.error"), key=lambda path: path.stat().st_mtime_ns
+    )
     if not errors:
         return None
     # torch writes the full path of a C++ file in brackets: the file is enough.
     text = re.sub(r"\[/\S+/(\S+)\]", r"[\1]", errors[0].read_text().strip())
-    last = re.split(r"\n(?=[A-Za-z_.]+(?:Error|Exception|Interrupt|Exit)\b)", text)[-1]
+    last = re.split(r"\n(?=[A-Za-z_.]+(?:Error|Exception|Interrupt|Exit)\b)", text)[
+        -1
+    ]
     # Behind these words torch lists the frames of C++.
     message = last.split("Exception raised")[0]
-    calls = [f"{name}:{line}" for line, name in re.findall(r"line (\d+), in (\S+)", text)]
+    calls = [
+        f"{name}:{line}" for line, name in re.findall(r"line (\d+), in (\S+)", text)
+    ]
     innermost = " < ".join(calls[::-1][:4])
     fix = "mend that one; the others only lost their partner"
-    return CourseError(f"rank {errors[0].stem} failed first: {message}", innermost, fix)
+    return CourseError(
+        f"rank {errors[0].stem} failed first: {message}", innermost, fix
+    )
 
 
-def find_problem(children: list[Any], folder: Path, seconds: float) -> CourseError | None:
+def find_problem(
+    children: list[Any], folder: Path, seconds: float
+) -> CourseError | None:
     """What went wrong, if anything: a silent death, else the first error, else a hang."""
     if all(child.exitcode == 0 for child in children):
         return None
     known = find_silent_death(children, folder) or find_first_error(folder)
     if known:
         return known
-    lines = [f"after {seconds:g} s these ranks still work or wait, the innermost call first:"]
+    lines = [
+        f"after {seconds:g} s these ranks still work or wait, the innermost call first:"
+    ]
     for rank, child in enumerate(children):
         if child.is_alive():
             stack = folder / f"{rank}.stack"
-            calls = stack.read_text().splitlines() if stack.exists() else ["not ready yet"]
+            calls = (
+                stack.read_text().splitlines()
+                if stack.exists()
+                else ["not ready yet"]
+            )
             lines.append(f"  rank {rank}: " + " < ".join(calls[:4]))
-    return CourseError("\n".join(lines), fix="find the collective that not every rank calls")
+    return CourseError(
+        "\n".join(lines), fix="find the collective that not every rank calls"
+    )
 
 
 def wait_for_end(children: list[Any], folder: Path, seconds: float) -> None:
@@ -216,7 +252,11 @@ def wait_for_end(children: list[Any], folder: Path, seconds: float) -> None:
 
 
 def launch(
-    function: Callable, *arguments: Any, world: int = 2, seconds: float = 120, start: str = ""
+    function: Callable,
+    *arguments: Any,
+    world: int = 2,
+    seconds: float = 120,
+    start: str = "",
 ) -> list[Any]:
     """Run a function on `world` processes; print what they printed, return each rank's result.
 
@@ -234,7 +274,9 @@ def launch(
         try:
             for rank in range(world):
                 place = (work, rank, folder, world, seconds)
-                child = multiprocessing.get_context(method).Process(target=work_as_rank, args=place)
+                child = multiprocessing.get_context(method).Process(
+                    target=work_as_rank, args=place
+                )
                 child.start()
                 children.append(child)
             wait_for_end(children, folder, seconds)
@@ -249,4 +291,7 @@ def launch(
                 print(f"rank {rank} | {line}")
         if problem:
             raise problem
-        return [torch.load(folder / f"{rank}.pt", weights_only=True) for rank in range(world)]
+        return [
+            torch.load(folder / f"{rank}.pt", weights_only=True)
+            for rank in range(world)
+        ]

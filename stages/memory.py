@@ -58,7 +58,9 @@ class FreshRun:
     readings: int
 
 
-def run_fresh(function: Callable, *arguments: Any, every: float = 0.005) -> FreshRun:
+def run_fresh(
+    function: Callable, *arguments: Any, every: float = 0.005
+) -> FreshRun:
     """Run `function(*arguments)` in a fresh Python and watch its memory from outside.
 
     The function travels as its source, so it imports what it needs, and uses no name from outside
@@ -74,7 +76,10 @@ def run_fresh(function: Callable, *arguments: Any, every: float = 0.005) -> Fres
         output = Path(scratch, "output.txt")
         command = [sys.executable, "-c", program]
         command += [json.dumps(sys.path), json.dumps(arguments), str(answer)]
-        with output.open("w") as log, subprocess.Popen(command, stdout=log, stderr=log) as child:
+        with (
+            output.open("w") as log,
+            subprocess.Popen(command, stdout=log, stderr=log) as child,
+        ):
             readings = watch(child, every)
         if child.returncode:
             lines = output.read_text(errors="replace").strip().splitlines()
@@ -84,7 +89,9 @@ def run_fresh(function: Callable, *arguments: Any, every: float = 0.005) -> Fres
             raise CourseError(problem, place, "run it here to see all of it")
         private = max((memory["private"] for memory in readings), default=0)
         resident = max((memory["resident"] for memory in readings), default=0)
-        return FreshRun(json.loads(answer.read_text("utf-8")), private, resident, len(readings))
+        return FreshRun(
+            json.loads(answer.read_text("utf-8")), private, resident, len(readings)
+        )
 
 
 def watch(child: subprocess.Popen, every: float) -> list[dict[str, int]]:
@@ -147,7 +154,9 @@ class LiveTensors(TorchDispatchMode):
         address = storage._cdata
         size = storage.nbytes()
         if address not in self._alive:
-            self._alive[address] = weakref.ref(storage, lambda _: self._forget(address, size))
+            self._alive[address] = weakref.ref(
+                storage, lambda _: self._forget(address, size)
+            )
             self._change(size)
 
     def _forget(self, address: int, size: int) -> None:
@@ -164,7 +173,9 @@ class LiveTensors(TorchDispatchMode):
     ) -> Any:
         result = operation(*args, **(kwargs or {}))
         # Most operations make one tensor: then there is no tree to search.
-        leaves = [result] if isinstance(result, torch.Tensor) else tree_leaves(result)
+        leaves = (
+            [result] if isinstance(result, torch.Tensor) else tree_leaves(result)
+        )
         for leaf in leaves:
             if isinstance(leaf, torch.Tensor):
                 self._count(leaf)
@@ -188,7 +199,9 @@ def measure_peak(work: Callable[[], object], device: str = "cpu") -> int:
     What earlier work left in reference cycles is freed first, or it would be freed in the middle.
     """
     if device not in ("cpu", "cuda"):
-        raise CourseError("this device's allocator reports no peak", device, 'measure on "cpu"')
+        raise CourseError(
+            "this device's allocator reports no peak", device, 'measure on "cpu"'
+        )
     gc.collect()
     if device == "cpu":
         return max(allocator_curve(work))

@@ -18,7 +18,13 @@ import numpy as np
 import torch
 import torch.nn.functional as F
 import transformers
-from transformers import AutoConfig, AutoTokenizer, BertForMaskedLM, Trainer, TrainingArguments
+from transformers import (
+    AutoConfig,
+    AutoTokenizer,
+    BertForMaskedLM,
+    Trainer,
+    TrainingArguments,
+)
 from transformers.modeling_outputs import MaskedLMOutput
 
 from utils.artifacts import write_json
@@ -32,9 +38,15 @@ class TextArguments:
     """What `run_mlm` takes besides the arguments of the Trainer."""
 
     train_file: str = field(metadata={"help": "UTF-8 text, a row a line"})
-    validation_file: str = field(metadata={"help": "the same, of text that is not trained on"})
-    model_name_or_path: str = field(metadata={"help": "a folder with a tokenizer, and weights"})
-    from_scratch: bool = field(default=False, metadata={"help": "take its configuration only"})
+    validation_file: str = field(
+        metadata={"help": "the same, of text that is not trained on"}
+    )
+    model_name_or_path: str = field(
+        metadata={"help": "a folder with a tokenizer, and weights"}
+    )
+    from_scratch: bool = field(
+        default=False, metadata={"help": "take its configuration only"}
+    )
     max_seq_length: int = 32
     mlm_probability: float = 0.15
     whole_word: bool = False
@@ -44,10 +56,14 @@ class TextArguments:
         require("--max_seq_length", self.max_seq_length, 1)
 
 
-def require(name: str, value: float, least: float, most: float = float("inf")) -> None:
+def require(
+    name: str, value: float, least: float, most: float = float("inf")
+) -> None:
     """Refuse a number outside its range."""
     if not least <= value <= most:
-        raise CourseError(f"{name} is {value}", fix=f"write a number from {least} to {most}")
+        raise CourseError(
+            f"{name} is {value}", fix=f"write a number from {least} to {most}"
+        )
 
 
 @dataclass(frozen=True)
@@ -60,7 +76,12 @@ class Masking:
     whole_words: bool = False
 
     def apply(
-        self, ids: np.ndarray, words: np.ndarray, mask: int, size: int, noise: np.random.Generator
+        self,
+        ids: np.ndarray,
+        words: np.ndarray,
+        mask: int,
+        size: int,
+        noise: np.random.Generator,
     ) -> tuple[np.ndarray, np.ndarray]:
         """Inputs and labels; `words` numbers the word of each token, -1 where nothing may be asked.
 
@@ -93,9 +114,13 @@ class MaskedLines(torch.utils.data.Dataset):
     rows: int = 0  # 0: one for each line
 
     def __post_init__(self) -> None:
-        encoded = self.tokenizer(self.lines, truncation=True, max_length=self.length)
+        encoded = self.tokenizer(
+            self.lines, truncation=True, max_length=self.length
+        )
         self.ids = [np.array(ids) for ids in encoded["input_ids"]]
-        self.words = [number_words(encoded.word_ids(line)) for line in range(len(self.lines))]
+        self.words = [
+            number_words(encoded.word_ids(line)) for line in range(len(self.lines))
+        ]
         self.rows = self.rows or len(self.lines)
 
     def order(self, epoch: int) -> np.ndarray:
@@ -113,7 +138,9 @@ class MaskedLines(torch.utils.data.Dataset):
         noise = np.random.default_rng([self.seed, 1, row])
         mask = self.tokenizer.mask_token_id
         size = len(self.tokenizer)
-        inputs, labels = self.masking.apply(self.ids[line], self.words[line], mask, size, noise)
+        inputs, labels = self.masking.apply(
+            self.ids[line], self.words[line], mask, size, noise
+        )
         return {"input_ids": inputs, "labels": labels}
 
     def collate(self, rows: list[dict[str, np.ndarray]]) -> dict[str, torch.Tensor]:
@@ -145,44 +172,72 @@ class SparseMaskedLM(BertForMaskedLM):
     ) -> MaskedLMOutput:
         """Logits, a row for each asked place; without labels, those of all places."""
         if labels is None:
-            return super().forward(input_ids, attention_mask=attention_mask, **options)
+            return super().forward(
+                input_ids, attention_mask=attention_mask, **options
+            )
         states = self.bert(input_ids, attention_mask=attention_mask, **options)[0]
         asked = labels != IGNORE
         logits = self.cls(states[asked])
         total = F.cross_entropy(logits, labels[asked], reduction="sum")
-        count = asked.sum() if num_items_in_batch is None else torch.as_tensor(num_items_in_batch)
+        count = (
+            asked.sum()
+            if num_items_in_batch is None
+            else torch.as_tensor(num_items_in_batch)
+        )
         return MaskedLMOutput(loss=total / count.clamp(min=1), logits=logits)
 
 
 @torch.no_grad()
-def score(model: SparseMaskedLM, rows: MaskedLines, batch: int = 64) -> dict[str, np.ndarray]:
+def score(
+    model: SparseMaskedLM, rows: MaskedLines, batch: int = 64
+) -> dict[str, np.ndarray]:
     """For each asked token: its label, its loss in nats, and whether the best guess is right."""
     model.eval()
     parts: dict[str, list[torch.Tensor]] = {"label": [], "loss": [], "right": []}
     for start in range(0, len(rows), batch):
         numbers = range(start, min(start + batch, len(rows)))
         columns = rows.collate([rows[number] for number in numbers])
-        columns = {name: column.to(model.device) for name, column in columns.items()}
+        columns = {
+            name: column.to(model.device) for name, column in columns.items()
+        }
         logits = model(**columns).logits
         labels = columns["labels"]
         labels = labels[labels != IGNORE]
         parts["label"].append(labels)
         parts["loss"].append(F.cross_entropy(logits, labels, reduction="none"))
         parts["right"].append(logits.argmax(-1) == labels)
-    return {name: torch.cat(tensors).cpu().numpy() for name, tensors in parts.items()}
+    return {
+        name: torch.cat(tensors).cpu().numpy() for name, tensors in parts.items()
+    }
 
 
-def run(text: TextArguments, training: TrainingArguments, callbacks: Any = None) -> dict[str, Any]:
+def run(
+    text: TextArguments, training: TrainingArguments, callbacks: Any = None
+) -> dict[str, Any]:
     """Train, going on from the last whole checkpoint in `output_dir`; what `metrics.json` says."""
     if training.max_steps < 1:
-        raise CourseError("rows are counted here, not epochs", "--max_steps", "say --max_steps N")
+        raise CourseError(
+            "rows are counted here, not epochs", "--max_steps", "say --max_steps N"
+        )
     model = make_model(text, training.seed)
     tokenizer = AutoTokenizer.from_pretrained(text.model_name_or_path)
-    step = training.train_batch_size * training.world_size * training.gradient_accumulation_steps
-    train = mask_file(text.train_file, text, tokenizer, training.seed, step * training.max_steps)
+    step = (
+        training.train_batch_size
+        * training.world_size
+        * training.gradient_accumulation_steps
+    )
+    train = mask_file(
+        text.train_file, text, tokenizer, training.seed, step * training.max_steps
+    )
     held_out = mask_file(text.validation_file, text, tokenizer, training.seed)
     trainer = Trainer(
-        model, training, train.collate, train, held_out, tokenizer, callbacks=callbacks
+        model,
+        training,
+        train.collate,
+        train,
+        held_out,
+        tokenizer,
+        callbacks=callbacks,
     )
     trainer.remove_callback(transformers.PrinterCallback)  # metrics.json says it
     folder = Path(str(training.output_dir))
@@ -192,7 +247,11 @@ def run(text: TextArguments, training: TrainingArguments, callbacks: Any = None)
     metrics = {
         "world": training.world_size,
         "rows a step": step,
-        "losses": {log["step"]: log["loss"] for log in trainer.state.log_history if "loss" in log},
+        "losses": {
+            log["step"]: log["loss"]
+            for log in trainer.state.log_history
+            if "loss" in log
+        },
         "validation loss": float(scores["loss"].mean()),
         "validation accuracy": float(scores["right"].mean()),
     }
@@ -206,7 +265,9 @@ def make_model(text: TextArguments, seed: int) -> SparseMaskedLM:
     folder = text.model_name_or_path
     if not Path(folder).is_dir():
         place = f"--model_name_or_path {folder}"
-        raise CourseError("there is no such folder", place, "write the folder of a model")
+        raise CourseError(
+            "there is no such folder", place, "write the folder of a model"
+        )
     torch.manual_seed(seed)
     if text.from_scratch:
         return SparseMaskedLM(AutoConfig.from_pretrained(folder))
@@ -220,7 +281,9 @@ def mask_file(
     path = Path(file)
     lines = path.read_text(encoding="utf-8").splitlines() if path.is_file() else []
     if not lines:
-        raise CourseError("this file has no lines, or is not there", path, "write a row a line")
+        raise CourseError(
+            "this file has no lines, or is not there", path, "write a row a line"
+        )
     masking = Masking(text.mlm_probability, whole_words=text.whole_word)
     return MaskedLines(lines, tokenizer, masking, seed, text.max_seq_length, rows)
 

@@ -121,17 +121,23 @@ def candidates(band: np.ndarray) -> np.ndarray:
     later = order[places]
     first = order[np.searchsorted(ranked, ranked[places])]
     before = order[places - 1]
-    return np.concatenate([np.stack([later, first], axis=1), np.stack([later, before], axis=1)])
+    return np.concatenate(
+        [np.stack([later, first], axis=1), np.stack([later, before], axis=1)]
+    )
 
 
-def similar_pairs(signatures: np.ndarray, threshold: float = 0.85) -> list[tuple[int, int, float]]:
+def similar_pairs(
+    signatures: np.ndarray, threshold: float = 0.85
+) -> list[tuple[int, int, float]]:
     """Pairs (later, earlier, similarity) of signatures that agree in at least that share of places.
 
     Not every such pair: of documents that agree in a band, each is compared with the first of them
     and with the one before it (see `candidates`). A pair missed there mostly meets in another band.
     """
     bands = [signatures[:, start : start + BAND] for start in range(0, WIDTH, BAND)]
-    compared = np.unique(np.concatenate([candidates(band) for band in bands]), axis=0)
+    compared = np.unique(
+        np.concatenate([candidates(band) for band in bands]), axis=0
+    )
     pairs = []
     for later, earlier in compared.tolist():
         similarity = float((signatures[later] == signatures[earlier]).mean())

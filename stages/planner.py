@@ -96,8 +96,14 @@ class Link:
         >>> Link(0.001, 1e9).seconds("all_reduce", 4e9, 4)
         6.006
         """
-        rounds = {"all_reduce": 2, "all_gather": 1, "reduce_scatter": 1}[kind] * (world - 1)
-        return rounds * (self.latency + size / world / self.bandwidth) if rounds else 0.0
+        rounds = {"all_reduce": 2, "all_gather": 1, "reduce_scatter": 1}[kind] * (
+            world - 1
+        )
+        return (
+            rounds * (self.latency + size / world / self.bandwidth)
+            if rounds
+            else 0.0
+        )
 
 
 @dataclass(frozen=True)
@@ -122,7 +128,11 @@ class Layout:
         >>> Layout(data=16, shards=8).name, Layout(tensor=8, pipeline=2, data=4, shards=4).name
         ('FSDP over 8, DDP over 2', 'tensor 8, pipeline 2, FSDP over 4')
         """
-        sizes = {"tensor": self.tensor, "pipeline": self.pipeline, "FSDP over": self.shards}
+        sizes = {
+            "tensor": self.tensor,
+            "pipeline": self.pipeline,
+            "FSDP over": self.shards,
+        }
         sizes["DDP over"] = self.data // self.shards
         parts = [f"{kind} {size}" for kind, size in sizes.items() if size > 1]
         return ", ".join(parts) or "one process"
@@ -167,7 +177,11 @@ def activation_bytes(shape: Shape, layout: Layout, rows: int = 1) -> float:
     tokens = rows * shape.context
     layers = shape.layers / layout.pipeline
     layer = 34 * tokens * shape.width / layout.tensor
-    kept = layer + 2 * layers * tokens * shape.width if layout.checkpointing else layer * layers
+    kept = (
+        layer + 2 * layers * tokens * shape.width
+        if layout.checkpointing
+        else layer * layers
+    )
     # The first stage of a pipeline starts this many micro-batches before one comes back.
     in_flight = min(layout.pipeline, 4)
     return kept * in_flight + 8 * tokens * shape.vocabulary / layout.tensor
@@ -176,11 +190,22 @@ def activation_bytes(shape: Shape, layout: Layout, rows: int = 1) -> float:
 def memory_per_device(shape: Shape, layout: Layout, rows: int = 1) -> float:
     """States, activations of `rows` rows, and a gigabyte for the context and the workspaces."""
     # Of sharded weights the layer in use and the next one are gathered, 2 bytes each.
-    layer = 4 * shape.parameters / shape.layers / layout.tensor if layout.shards > 1 else 0.0
-    return state_bytes(shape, layout) + layer + activation_bytes(shape, layout, rows) + 1e9
+    layer = (
+        4 * shape.parameters / shape.layers / layout.tensor
+        if layout.shards > 1
+        else 0.0
+    )
+    return (
+        state_bytes(shape, layout)
+        + layer
+        + activation_bytes(shape, layout, rows)
+        + 1e9
+    )
 
 
-def rows_that_fit(shape: Shape, layout: Layout, machine: Machine, batch: float) -> int:
+def rows_that_fit(
+    shape: Shape, layout: Layout, machine: Machine, batch: float
+) -> int:
     """Rows of one pass: the largest power of two that fits; 0 if none does.
 
     A pipeline takes one row in a pass, since it needs many passes to fill.
@@ -214,11 +239,19 @@ def communication_seconds(
     gather = near.seconds("all_gather", weights, layout.shards)
     scatter = near.seconds("reduce_scatter", weights, layout.shards)
     far = link_of(machine, layout.devices)
-    copies = far.seconds("all_reduce", weights / layout.shards, layout.data // layout.shards)
+    copies = far.seconds(
+        "all_reduce", weights / layout.shards, layout.data // layout.shards
+    )
     activations = 2 * rows * shape.context * shape.width
-    within = link_of(machine, layout.tensor).seconds("all_reduce", activations, layout.tensor)
+    within = link_of(machine, layout.tensor).seconds(
+        "all_reduce", activations, layout.tensor
+    )
     sums = 4 * shape.layers / layout.pipeline * within
-    handed = 2 * activations / link_of(machine, model).bandwidth if layout.pipeline > 1 else 0.0
+    handed = (
+        2 * activations / link_of(machine, model).bandwidth
+        if layout.pipeline > 1
+        else 0.0
+    )
     return passes * (2 * gather + scatter) + copies + sums + handed
 
 
@@ -234,21 +267,35 @@ def efficiency(machine: Machine, shape: Shape, loop: bool = False) -> float:
 
 
 def device_hours(
-    shape: Shape, tokens: float, machine: Machine, checkpointing: bool = False, loop: bool = False
+    shape: Shape,
+    tokens: float,
+    machine: Machine,
+    checkpointing: bool = False,
+    loop: bool = False,
 ) -> float:
     """Hours of one device for a run: arithmetic over the rate that its class reaches."""
-    rate = machine.flops * efficiency(machine, shape, loop) * (RECOMPUTE if checkpointing else 1)
+    rate = (
+        machine.flops
+        * efficiency(machine, shape, loop)
+        * (RECOMPUTE if checkpointing else 1)
+    )
     return shape.estimated_flops_per_token() * tokens / rate / 3600
 
 
 def step_seconds(
-    shape: Shape, layout: Layout, machine: Machine, batch: float, rows_at_once: int = 1
+    shape: Shape,
+    layout: Layout,
+    machine: Machine,
+    batch: float,
+    rows_at_once: int = 1,
 ) -> tuple[float, float]:
     """Seconds of a step of `batch` tokens, and of its traffic; at best arithmetic hides that."""
     rows = batch / shape.context / layout.data
     passes = max(1, math.ceil(rows / rows_at_once))
     traffic = communication_seconds(shape, layout, machine, rows, passes)
-    hours = device_hours(shape, batch, machine, layout.checkpointing) / layout.devices
+    hours = (
+        device_hours(shape, batch, machine, layout.checkpointing) / layout.devices
+    )
     # A pipeline fills and drains in each step.
     bubble = 1 + (layout.pipeline - 1) / passes
     return max(hours * 3600 * bubble, traffic), traffic
@@ -267,7 +314,9 @@ def layouts(machine: Machine, devices: int) -> list[Layout]:
             cut = tensor * stages
             if cut > 1 and devices % cut == 0:
                 data = devices // cut
-                found.append(Layout(tensor, stages, data, data if tensor > 1 else 1, True))
+                found.append(
+                    Layout(tensor, stages, data, data if tensor > 1 else 1, True)
+                )
     return found
 
 
@@ -295,11 +344,15 @@ def choose_layout(
             fastest = seconds
     if best is None:
         what = "\n  ".join(["no layout fits", *reasons])
-        raise CourseError(what, machine.name, "take other devices, or another batch")
+        raise CourseError(
+            what, machine.name, "take other devices, or another batch"
+        )
     return best, reasons
 
 
-def plan(shape: Shape, tokens: float, machine: Machine, devices: int, batch: float = 5e5) -> Plan:
+def plan(
+    shape: Shape, tokens: float, machine: Machine, devices: int, batch: float = 5e5
+) -> Plan:
     """A whole run of `tokens` tokens, in steps of `batch` tokens, by the layout that is chosen."""
     layout, reasons = choose_layout(shape, machine, devices, batch)
     rows = rows_that_fit(shape, layout, machine, batch)
@@ -309,4 +362,6 @@ def plan(shape: Shape, tokens: float, machine: Machine, devices: int, batch: flo
     memory = memory_per_device(shape, layout, rows)
     energy = hours * machine.watts * COOLING / 1000
     money = hours * machine.hourly
-    return Plan(layout, rows, memory, step, steps, traffic / step, energy, money, reasons)
+    return Plan(
+        layout, rows, memory, step, steps, traffic / step, energy, money, reasons
+    )

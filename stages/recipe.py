@@ -45,7 +45,9 @@ class Recipe(BaseModel):
       next:  input should be greater than 0
     """
 
-    model_config = ConfigDict(extra="forbid", frozen=True, strict=True, allow_inf_nan=False)
+    model_config = ConfigDict(
+        extra="forbid", frozen=True, strict=True, allow_inf_nan=False
+    )
 
     # What `AutoConfig.for_model` takes: `model_type` and its sizes.
     model: dict[str, Any]
@@ -67,7 +69,9 @@ class Recipe(BaseModel):
     cooldown: float = Field(0.5, ge=0, le=1)
     # "auto": what the machine that begins the run is faster with. float16 wants a GPU.
     precision: Literal["auto", "float32", "bfloat16", "float16"] = "auto"
-    attention: Literal["sdpa", "eager", "flash_attention_2", "flex_attention"] = "sdpa"
+    attention: Literal["sdpa", "eager", "flash_attention_2", "flex_attention"] = (
+        "sdpa"
+    )
     compile: bool = False
     # Weights, gradients and optimizer states are cut over the processes (FSDP).
     shard: bool = False
@@ -108,7 +112,9 @@ class Recipe(BaseModel):
     def load(cls, path: Path | str, **changes: Any) -> Recipe:
         """The recipe of a file, with changes; the sizes of `model` are merged and not replaced."""
         if not Path(path).is_file():
-            raise CourseError("there is no such recipe", Path(path), "see launch/recipes")
+            raise CourseError(
+                "there is no such recipe", Path(path), "see launch/recipes"
+            )
         try:
             fields = tomllib.loads(Path(path).read_text(encoding="utf-8"))
         except ValueError as error:
@@ -135,12 +141,20 @@ class Recipe(BaseModel):
     def differences(self, other: dict[str, Any]) -> str:
         """What a run cannot change and another recipe, from JSON, has otherwise; "" for nothing."""
         mine = json.loads(json.dumps(vars(self)))
-        names = [name for name in mine if name not in FREE and mine[name] != other.get(name)]
-        return ", ".join(f"{name} {other.get(name)!r}, not {mine[name]!r}" for name in names)
+        names = [
+            name
+            for name in mine
+            if name not in FREE and mine[name] != other.get(name)
+        ]
+        return ", ".join(
+            f"{name} {other.get(name)!r}, not {mine[name]!r}" for name in names
+        )
 
 
 def _without_words(fields: dict[str, Any]) -> dict[str, Any]:
-    return {name: None if value == "none" else value for name, value in fields.items()}
+    return {
+        name: None if value == "none" else value for name, value in fields.items()
+    }
 
 
 def _merge(fields: dict[str, Any], changes: dict[str, Any]) -> dict[str, Any]:
@@ -156,7 +170,9 @@ def plain_error(error: ValidationError, known: Iterable[str]) -> CourseError:
     first = error.errors()[0]
     name = str(first["loc"][0]) if first["loc"] else "it"
     if first["type"] == "extra_forbidden":
-        return CourseError(f"a recipe has no {name!r}", "the recipe", nearest(name, known))
+        return CourseError(
+            f"a recipe has no {name!r}", "the recipe", nearest(name, known)
+        )
     if first["type"] == "missing":
         return CourseError(f"{name} is missing", "the recipe", "write it down")
     message = first["msg"][0].lower() + first["msg"][1:]
@@ -170,7 +186,11 @@ def nearest(word: str, known: Iterable[str]) -> str:
     "did you mean 'steps'?"
     """
     close = difflib.get_close_matches(word, known, 1)
-    return f"did you mean {close[0]!r}?" if close else f"one of {', '.join(sorted(known))}"
+    return (
+        f"did you mean {close[0]!r}?"
+        if close
+        else f"one of {', '.join(sorted(known))}"
+    )
 
 
 # the model ------------------------------------------------------------------------------------
@@ -182,13 +202,19 @@ def make_config(recipe: Recipe, **facts: Any) -> Any:
 
     kind = recipe.model.get("model_type", "")
     if kind not in CONFIG_MAPPING:
-        hint = nearest(str(kind), CONFIG_MAPPING) if kind else "say gpt2, or nanochat"
-        raise CourseError(f"there is no model of type {kind!r}", "model_type in the recipe", hint)
+        hint = (
+            nearest(str(kind), CONFIG_MAPPING) if kind else "say gpt2, or nanochat"
+        )
+        raise CourseError(
+            f"there is no model of type {kind!r}", "model_type in the recipe", hint
+        )
     plain = CONFIG_MAPPING[kind]()
     for name in recipe.model:
         if not hasattr(plain, name):
             hint = nearest(name, [*plain.to_dict(), *plain.attribute_map])
-            raise CourseError(f"{kind} has no size {name!r}", "model in the recipe", hint)
+            raise CourseError(
+                f"{kind} has no size {name!r}", "model in the recipe", hint
+            )
     return AutoConfig.for_model(**{**facts, **recipe.model})
 
 
@@ -201,7 +227,9 @@ def build_model(recipe: Recipe, tokenizer: Any, seed: int | None = None) -> Any:
     ids = {"bos_token_id": end, "eos_token_id": end, "pad_token_id": pad}
     config = make_config(recipe, vocab_size=len(tokenizer), **ids)
     torch.manual_seed(recipe.seed if seed is None else seed)
-    model = AutoModelForCausalLM.from_config(config, attn_implementation=recipe.attention)
+    model = AutoModelForCausalLM.from_config(
+        config, attn_implementation=recipe.attention
+    )
     # GPT-2's class name says nothing of its loss, see lesson 09.
     model.loss_type = "ForCausalLM"
     return model
@@ -214,7 +242,9 @@ def flops_per_token(model: Any, block: int) -> int:
     """
     from transformers.pytorch_utils import Conv1D
 
-    multiplying = [m for m in model.modules() if isinstance(m, (torch.nn.Linear, Conv1D))]
+    multiplying = [
+        m for m in model.modules() if isinstance(m, (torch.nn.Linear, Conv1D))
+    ]
     weights = sum(module.weight.numel() for module in multiplying)
     sizes = model.config
     return 6 * weights + 12 * sizes.num_hidden_layers * sizes.hidden_size * block
@@ -226,11 +256,17 @@ def flops_per_token(model: Any, block: int) -> int:
 def sort_parameters(model: Any) -> dict[str, list[torch.nn.Parameter]]:
     """Matrices of the layers, embeddings (with the head), and vectors: biases and norms."""
     head = model.get_output_embeddings()
-    tables = [m.weight for m in model.modules() if isinstance(m, torch.nn.Embedding)]
+    tables = [
+        m.weight for m in model.modules() if isinstance(m, torch.nn.Embedding)
+    ]
     looked_up = {id(weight) for weight in tables}
     if head is not None:
         looked_up.add(id(head.weight))
-    kinds: dict[str, list[torch.nn.Parameter]] = {"matrices": [], "embeddings": [], "vectors": []}
+    kinds: dict[str, list[torch.nn.Parameter]] = {
+        "matrices": [],
+        "embeddings": [],
+        "vectors": [],
+    }
     for parameter in model.parameters():
         if parameter.ndim <= 1:
             kinds["vectors"].append(parameter)
@@ -248,15 +284,24 @@ def decay_groups(model: torch.nn.Module, decay: float) -> list[dict[str, Any]]:
     >>> [(group["weight_decay"], len(group["params"])) for group in groups]
     [(0.1, 1), (0.0, 1)]
     """
-    trained = [parameter for parameter in model.parameters() if parameter.requires_grad]
+    trained = [
+        parameter for parameter in model.parameters() if parameter.requires_grad
+    ]
     wide = [parameter for parameter in trained if parameter.ndim > 1]
     vectors = [parameter for parameter in trained if parameter.ndim <= 1]
-    return [{"params": wide, "weight_decay": decay}, {"params": vectors, "weight_decay": 0.0}]
+    return [
+        {"params": wide, "weight_decay": decay},
+        {"params": vectors, "weight_decay": 0.0},
+    ]
 
 
-def make_optimizers(model: torch.nn.Module, recipe: Recipe) -> list[torch.optim.Optimizer]:
+def make_optimizers(
+    model: torch.nn.Module, recipe: Recipe
+) -> list[torch.optim.Optimizer]:
     """AdamW for everything, or Muon for the matrices and AdamW for the rest."""
-    matrices = sort_parameters(model)["matrices"] if recipe.optimizer == "muon" else []
+    matrices = (
+        sort_parameters(model)["matrices"] if recipe.optimizer == "muon" else []
+    )
     of_muon = {id(matrix) for matrix in matrices}
     groups = decay_groups(model, recipe.weight_decay)
     for group in groups:
@@ -266,7 +311,9 @@ def make_optimizers(model: torch.nn.Module, recipe: Recipe) -> list[torch.optim.
     optimizers: list[torch.optim.Optimizer] = [adamw]
     if matrices:
         decay = recipe.weight_decay
-        optimizers.append(torch.optim.Muon(matrices, lr=recipe.matrix_rate, weight_decay=decay))
+        optimizers.append(
+            torch.optim.Muon(matrices, lr=recipe.matrix_rate, weight_decay=decay)
+        )
     for optimizer in optimizers:
         for group in optimizer.param_groups:
             group["full_rate"] = group["lr"]
@@ -286,7 +333,9 @@ def share_of_rate(step: int, recipe: Recipe) -> float:
     # 1 after warming up, 0 at the end.
     left = (recipe.steps - step) / max(1, recipe.steps - warm)
     if recipe.schedule == "trapezoid":
-        return min(1.0, (recipe.steps - step) / max(1, recipe.cooldown * recipe.steps))
+        return min(
+            1.0, (recipe.steps - step) / max(1, recipe.cooldown * recipe.steps)
+        )
     if recipe.schedule == "cosine":
         return 0.1 + 0.9 * (1 - math.cos(math.pi * left)) / 2
     return left if recipe.schedule == "linear" else 1.0

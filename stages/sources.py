@@ -40,13 +40,24 @@ class Tree:
 
 def environment() -> list[Tree]:
     """The standard library (without its tests, which not every Python ships) and every package."""
-    skip = {"site-packages", "dist-packages", "test", "tests", "idle_test", "__pycache__"}
-    trees = [folder_tree(Path(sysconfig.get_path("stdlib")), "python", "PSF-2.0", skip)]
+    skip = {
+        "site-packages",
+        "dist-packages",
+        "test",
+        "tests",
+        "idle_test",
+        "__pycache__",
+    }
+    trees = [
+        folder_tree(Path(sysconfig.get_path("stdlib")), "python", "PSF-2.0", skip)
+    ]
     installed = {}
     for package in importlib.metadata.distributions():
         if package.metadata["Name"]:
             installed[package.metadata["Name"].lower()] = package
-    return trees + [distribution_tree(name, installed[name]) for name in sorted(installed)]
+    return trees + [
+        distribution_tree(name, installed[name]) for name in sorted(installed)
+    ]
 
 
 def distribution_tree(name: str, package: importlib.metadata.Distribution) -> Tree:
@@ -54,13 +65,19 @@ def distribution_tree(name: str, package: importlib.metadata.Distribution) -> Tr
     paths = set()
     for file in package.files or []:
         path = file.as_posix()
-        if path.endswith(SOURCE) and path.isprintable() and not path.startswith(("..", "/")):
+        if (
+            path.endswith(SOURCE)
+            and path.isprintable()
+            and not path.startswith(("..", "/"))
+        ):
             paths.add(path)
     root = Path(str(package.locate_file("")))
     return Tree(name, licence_of(package.metadata), root, sorted(paths))
 
 
-def folder_tree(root: Path, package: str, licence: str, skip: Iterable[str] = ()) -> Tree:
+def folder_tree(
+    root: Path, package: str, licence: str, skip: Iterable[str] = ()
+) -> Tree:
     """The source files of a folder. A link to a folder is listed, not followed: it may go back."""
     paths: list[str] = []
     rejected: dict[str, str] = {}
@@ -69,7 +86,9 @@ def folder_tree(root: Path, package: str, licence: str, skip: Iterable[str] = ()
         name = os.path.relpath(place, root).replace(os.sep, "/")
         rejected[name.encode(errors="backslashreplace").decode()] = reason
 
-    for place, folders, names in os.walk(root, onerror=lambda e: reject(e.filename, "unreadable")):
+    for place, folders, names in os.walk(
+        root, onerror=lambda e: reject(e.filename, "unreadable")
+    ):
         folders[:] = sorted(set(folders) - set(skip))
         for name in folders:
             if os.path.islink(os.path.join(place, name)):
@@ -87,8 +106,25 @@ def folder_tree(root: Path, package: str, licence: str, skip: Iterable[str] = ()
 
 
 # SPDX names, and BSD where a package does not say which of its forms.
-PERMISSIVE = {"MIT", "MIT-0", "MIT-CMU", "X11", "HPND", "BSD", "BSD-2-Clause", "BSD-3-Clause"}
-PERMISSIVE |= {"0BSD", "ISC", "Apache-2.0", "PSF-2.0", "Python-2.0", "CNRI-Python", "Zlib"}
+PERMISSIVE = {
+    "MIT",
+    "MIT-0",
+    "MIT-CMU",
+    "X11",
+    "HPND",
+    "BSD",
+    "BSD-2-Clause",
+    "BSD-3-Clause",
+}
+PERMISSIVE |= {
+    "0BSD",
+    "ISC",
+    "Apache-2.0",
+    "PSF-2.0",
+    "Python-2.0",
+    "CNRI-Python",
+    "Zlib",
+}
 PERMISSIVE |= {"Unlicense", "CC0-1.0", "BSL-1.0"}
 # What classifiers and short texts call a licence: small letters, no comma, no `the`, no `license`.
 SPELLINGS = {
@@ -106,7 +142,9 @@ SPELLINGS = {
     "Unlicense": "unlicense (unlicense)",
     "Zlib": "zlib/libpng",
 }
-SPDX_OF = {text: name for name, texts in SPELLINGS.items() for text in texts.split("; ")}
+SPDX_OF = {
+    text: name for name, texts in SPELLINGS.items() for text in texts.split("; ")
+}
 
 
 # Reads licence expressions, and knows the names of the SPDX list.
@@ -148,7 +186,11 @@ def licence_of(metadata: Any) -> str:
         tree = parse_licence(metadata["License-Expression"])
         return "unknown" if tree is None else str(tree)
     classifiers = metadata.get_all("Classifier") or []
-    names = [text.rpartition(" :: ")[2] for text in classifiers if text.startswith("License ::")]
+    names = [
+        text.rpartition(" :: ")[2]
+        for text in classifiers
+        if text.startswith("License ::")
+    ]
     if names:
         return " AND ".join(dict.fromkeys(licence_named(name) for name in names))
     head, _, rest = (metadata.get("License") or "").strip().partition("\n")
@@ -183,7 +225,11 @@ def allows(tree: Any) -> bool:
 @functools.cache
 def opted_out() -> list[str]:
     """The patterns of `opt_out.txt`: packages or paths whose owners asked to be left out."""
-    lines = (Path(__file__).parent / "opt_out.txt").read_text(encoding="utf-8").splitlines()
+    lines = (
+        (Path(__file__).parent / "opt_out.txt")
+        .read_text(encoding="utf-8")
+        .splitlines()
+    )
     patterns = [line.split("#")[0].strip() for line in lines]
     return [pattern for pattern in patterns if pattern]
 
@@ -194,7 +240,9 @@ def blob_id(data: bytes) -> str:
     >>> blob_id(b"")
     'e69de29bb2d1d6434b8b29ae775ad8c2e48c5391'
     """
-    return hashlib.sha1(b"blob %d\0" % len(data) + data, usedforsecurity=False).hexdigest()
+    return hashlib.sha1(
+        b"blob %d\0" % len(data) + data, usedforsecurity=False
+    ).hexdigest()
 
 
 def read_file(path: Path) -> tuple[bytes, str]:

@@ -45,7 +45,12 @@ class StandInHub:
 
     def environment(self, home: str) -> dict[str, str]:
         """The variables that point a fresh process here; `home` keeps its cache apart."""
-        names = {"HF_ENDPOINT": self.url, "HF_TOKEN": TOKEN, "HF_HOME": home, "NO_PROXY": "*"}
+        names = {
+            "HF_ENDPOINT": self.url,
+            "HF_TOKEN": TOKEN,
+            "HF_HOME": home,
+            "NO_PROXY": "*",
+        }
         switches = {"HF_HUB_DISABLE_XET": "1", "HF_HUB_DISABLE_PROGRESS_BARS": "1"}
         return {**names, **switches, "HF_HUB_OFFLINE": "0"}
 
@@ -74,7 +79,9 @@ class StandInHub:
         """A commit name made of the content, forty digits long as git's are."""
         digest = hashlib.sha1()
         for name, data in sorted(self.repos[repo].items()):
-            digest.update(hashlib.sha1(name.encode()).digest() + hashlib.sha1(data).digest())
+            digest.update(
+                hashlib.sha1(name.encode()).digest() + hashlib.sha1(data).digest()
+            )
         return digest.hexdigest()
 
 
@@ -88,7 +95,9 @@ class Handler(BaseHTTPRequestHandler):
         """Create a repository, say how files should come, take a commit."""
         path = self.log_path()
         body = self.rfile.read(int(self.headers["Content-Length"] or 0))
-        match = re.fullmatch(r"/api/models/([^/]+/[^/]+)/(preupload|commit)/main", path)
+        match = re.fullmatch(
+            r"/api/models/([^/]+/[^/]+)/(preupload|commit)/main", path
+        )
         if self.headers["Authorization"] != f"Bearer {TOKEN}":
             self.answer({"error": "a token is needed to write"}, 401)
         elif path == "/api/repos/create":
@@ -102,12 +111,16 @@ class Handler(BaseHTTPRequestHandler):
         else:
             files = json.loads(body)["files"]
             plan = {"uploadMode": "regular", "shouldIgnore": False, "oid": None}
-            self.answer({"files": [{"path": file["path"], **plan} for file in files]})
+            self.answer(
+                {"files": [{"path": file["path"], **plan} for file in files]}
+            )
 
     def do_GET(self) -> None:
         """Who am I, what is in a repository, and the files themselves."""
         path = self.log_path()
-        match = re.match(r"/(?:api/models/)?([^/]+/[^/]+)(?:/(resolve|tree)/[^/]+/(.+))?", path)
+        match = re.match(
+            r"/(?:api/models/)?([^/]+/[^/]+)(?:/(resolve|tree)/[^/]+/(.+))?", path
+        )
         files = self.hub.repos.get(match[1]) if match else None
         if path == "/api/whoami-v2":
             self.answer({"name": "reader", "type": "user", "orgs": []})
@@ -115,21 +128,38 @@ class Handler(BaseHTTPRequestHandler):
             self.answer({}, 404, {"X-Error-Code": "RepoNotFound"})
         elif match[2] is None:
             names = [{"rfilename": name} for name in files]
-            self.answer({"id": match[1], "sha": self.hub.revision(match[1]), "siblings": names})
+            self.answer(
+                {
+                    "id": match[1],
+                    "sha": self.hub.revision(match[1]),
+                    "siblings": names,
+                }
+            )
         elif match[2] == "resolve" and unquote(match[3]) in files:
             data = files[unquote(match[3])]
             tag = f'"{hashlib.sha1(data).hexdigest()}"'
-            self.answer(data, 200, {"ETag": tag, "X-Repo-Commit": self.hub.revision(match[1])})
+            self.answer(
+                data,
+                200,
+                {"ETag": tag, "X-Repo-Commit": self.hub.revision(match[1])},
+            )
         else:
             self.answer({}, 404, {"X-Error-Code": "EntryNotFound"})
 
     do_HEAD = do_GET
 
-    def answer(self, content: Any, status: int = 200, headers: Headers | None = None) -> None:
+    def answer(
+        self, content: Any, status: int = 200, headers: Headers | None = None
+    ) -> None:
         """Send the bytes of a file, or anything else as JSON; for HEAD, the headers alone."""
-        data = content if isinstance(content, bytes) else json.dumps(content).encode()
+        data = (
+            content if isinstance(content, bytes) else json.dumps(content).encode()
+        )
         self.send_response(status)
-        for name, value in {**(headers or {}), "Content-Length": str(len(data))}.items():
+        for name, value in {
+            **(headers or {}),
+            "Content-Length": str(len(data)),
+        }.items():
             self.send_header(name, value)
         self.end_headers()
         if self.command != "HEAD":

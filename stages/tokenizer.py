@@ -39,7 +39,9 @@ PATTERNS = {
 }
 
 
-def train_bpe(texts: Iterable[str], vocabulary: int, pattern: str = PATTERNS["code"]) -> Any:
+def train_bpe(
+    texts: Iterable[str], vocabulary: int, pattern: str = PATTERNS["code"]
+) -> Any:
     """A transformers tokenizer of `vocabulary` tokens, the end of a document and padding included.
 
     >>> len(train_bpe(["def f(x):\\n    return x\\n"] * 9, 262))
@@ -57,17 +59,23 @@ def learn_ranks(texts: Iterable[str], count: int, pattern: str) -> dict[bytes, i
     import rustbpe
 
     if count < 256:
-        raise CourseError(f"{count} tokens cannot spell all bytes", fix="ask for 258 or more")
+        raise CourseError(
+            f"{count} tokens cannot spell all bytes", fix="ask for 258 or more"
+        )
     trainer = rustbpe.Tokenizer()
     trainer.train_from_iterator(iter(texts), count, pattern=pattern)
     ranks = {bytes(token): rank for token, rank in trainer.get_mergeable_ranks()}
     if len(ranks) < count:
         what = f"the text has only {len(ranks)} different joins, not {count}"
-        raise CourseError(what, fix="train on more text, or ask for a smaller vocabulary")
+        raise CourseError(
+            what, fix="train on more text, or ask for a smaller vocabulary"
+        )
     return ranks
 
 
-def join_pieces(piece: bytes, ranks: dict[bytes, int], below: float = math.inf) -> list[bytes]:
+def join_pieces(
+    piece: bytes, ranks: dict[bytes, int], below: float = math.inf
+) -> list[bytes]:
     """Byte-pair encoding of one piece, by the definition: join the best pair, again and again.
 
     >>> join_pieces(b"abcab", {b"ab": 3, b"abc": 4})
@@ -75,7 +83,10 @@ def join_pieces(piece: bytes, ranks: dict[bytes, int], below: float = math.inf) 
     """
     parts = [piece[i : i + 1] for i in range(len(piece))]
     while len(parts) > 1:
-        unions = [ranks.get(left + right, below) for left, right in itertools.pairwise(parts)]
+        unions = [
+            ranks.get(left + right, below)
+            for left, right in itertools.pairwise(parts)
+        ]
         best = min(unions)
         if best >= below:
             break
@@ -106,7 +117,9 @@ def _merges_behind(tokens: tuple[bytes, ...]) -> list[tuple[bytes, bytes]]:
             continue
         parts = join_pieces(token, ranks, below=rank)
         if len(parts) != 2:
-            raise CourseError(f"the token {token!r} is not the union of two earlier ones")
+            raise CourseError(
+                f"the token {token!r} is not the union of two earlier ones"
+            )
         merges.append((parts[0], parts[1]))
     return merges
 
@@ -143,7 +156,9 @@ def from_ranks(ranks: dict[bytes, int], pattern: str) -> Any:
     to_letters = pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)
     engine.pre_tokenizer = pre_tokenizers.Sequence([cut, to_letters])
     engine.decoder = decoders.ByteLevel()
-    tokenizer = PreTrainedTokenizerFast(tokenizer_object=engine, eos_token=END, pad_token=PAD)
+    tokenizer = PreTrainedTokenizerFast(
+        tokenizer_object=engine, eos_token=END, pad_token=PAD
+    )
     # some constructors give an empty tokenizer in silence
     assert len(tokenizer) == len(ranks) + 2
     return tokenizer
@@ -169,7 +184,11 @@ def read_pattern(tokenizer: Any) -> str | None:
     """The regular expression that cuts a tokenizer's text, or None if it cuts in another way."""
     state = json.loads(tokenizer.backend_tokenizer.to_str())["pre_tokenizer"] or {}
     steps = state.get("pretokenizers", [state])
-    if not steps or steps[-1].get("type") != "ByteLevel" or steps[-1]["add_prefix_space"]:
+    if (
+        not steps
+        or steps[-1].get("type") != "ByteLevel"
+        or steps[-1]["add_prefix_space"]
+    ):
         return None
     before = steps[:-1]
     if steps[-1]["use_regex"]:
@@ -244,7 +263,10 @@ def why_not_bulk(tokenizer: Any) -> str:
         return f"its model is {model['type']}; only BPE, without normalizer or dropout, will do"
     if read_pattern(tokenizer) is None:
         return "it does not cut text by one regular expression into bytes"
-    if any(token["lstrip"] or token["rstrip"] or token["single_word"] for token in added):
+    if any(
+        token["lstrip"] or token["rstrip"] or token["single_word"]
+        for token in added
+    ):
         return "an added token takes the blanks beside it"
     clash = find_clash(added)
     if clash:

@@ -87,7 +87,9 @@ def write_store(
     shard_blocks = max(1, shard // block)
     facts = {}
     for name, texts in splits.items():
-        facts[name] = write_split(folder, name, texts, encode, end, shard_blocks * block)
+        facts[name] = write_split(
+            folder, name, texts, encode, end, shard_blocks * block
+        )
     header = {
         "format": FORMAT,
         "tokenizer": hash_tokenizer(tokenizer),
@@ -104,7 +106,12 @@ def write_store(
 
 
 def write_split(
-    folder: Path, name: str, texts: Iterable[str], encode: BulkEncoder, end: np.ndarray, most: int
+    folder: Path,
+    name: str,
+    texts: Iterable[str],
+    encode: BulkEncoder,
+    end: np.ndarray,
+    most: int,
 ) -> dict[str, Any]:
     """Encode the texts of one split, `end` behind each; returns what the header says of it."""
     counts = {"tokens": 0, "documents": 0, "bytes": 0}
@@ -120,12 +127,18 @@ def write_split(
 
     shards = write_shards(folder, name, documents(), end, most)
     if not shards:
-        raise CourseError(f"the split {name!r} has no documents", folder, "choose other sources")
+        raise CourseError(
+            f"the split {name!r} has no documents", folder, "choose other sources"
+        )
     return {**counts, "shards": shards}
 
 
 def write_shards(
-    folder: Path, split: str, documents: Iterable[np.ndarray], end: np.ndarray, most: int
+    folder: Path,
+    split: str,
+    documents: Iterable[np.ndarray],
+    end: np.ndarray,
+    most: int,
 ) -> list[str]:
     """Cut a stream into files of `most` tokens, each after the token before it; their names."""
     names: list[str] = []
@@ -151,7 +164,9 @@ def write_shards(
 def open_store(folder: Path, tokenizer: Any = None) -> dict[str, Split]:
     """The splits of a token store, if it is complete and was made with this tokenizer."""
     try:
-        header = StoreHeader.model_validate_json((folder / HEADER).read_bytes()).model_dump()
+        header = StoreHeader.model_validate_json(
+            (folder / HEADER).read_bytes()
+        ).model_dump()
     except (OSError, ValueError) as error:
         what = f"there is no whole token store of format {FORMAT}"
         raise CourseError(what, folder, AGAIN) from error
@@ -160,7 +175,10 @@ def open_store(folder: Path, tokenizer: Any = None) -> dict[str, Split]:
         ours = f"{len(tokenizer):,} tokens, hash {hash_tokenizer(tokenizer)}"
         what = f"the token store was made with another tokenizer ({theirs}; not {ours})"
         raise CourseError(what, folder, AGAIN)
-    return {name: Split(folder, name, header, **facts) for name, facts in header["splits"].items()}
+    return {
+        name: Split(folder, name, header, **facts)
+        for name, facts in header["splits"].items()
+    }
 
 
 @dataclass(frozen=True)
@@ -193,8 +211,13 @@ class Split:
         for number, name in enumerate(self.shards):
             path = self.folder / name
             count = min(full, self.tokens - number * full)
-            if not path.is_file() or path.stat().st_size != (count + 1) * dtype.itemsize:
-                raise CourseError(f"{name} is missing or cut off", self.folder, AGAIN)
+            if (
+                not path.is_file()
+                or path.stat().st_size != (count + 1) * dtype.itemsize
+            ):
+                raise CourseError(
+                    f"{name} is missing or cut off", self.folder, AGAIN
+                )
             streams.append(np.asarray(np.memmap(path, dtype, mode="c")))
         return streams
 
@@ -213,7 +236,9 @@ class Split:
         """The rows with these numbers, in this order."""
         # first, because it holds the files to the header
         tables = self.tables
-        result = np.empty((len(rows), self.header["block"] + 1), self.header["dtype"])
+        result = np.empty(
+            (len(rows), self.header["block"] + 1), self.header["dtype"]
+        )
         shards, places = np.divmod(rows, self.header["shard_blocks"])
         for shard in np.unique(shards):
             here = shards == shard
@@ -254,7 +279,9 @@ class Loader(IterableDataset):
             raise CourseError(what, self.split.folder, AGAIN)
         if self.batch < 1 or self.start < 0 or not 0 <= self.rank < self.world:
             what = f"no rows for {self.batch} at a time from {self.start}, rank {self.rank} of {self.world}"
-            raise CourseError(what, fix="batch from 1, start from 0, rank from 0 to world - 1")
+            raise CourseError(
+                what, fix="batch from 1, start from 0, rank from 0 to world - 1"
+            )
 
     def rows_at(self, positions: np.ndarray) -> np.ndarray:
         """The numbers of the rows at these positions of an endless stream of epochs."""
@@ -269,14 +296,21 @@ class Loader(IterableDataset):
         worker, workers = (info.id, info.num_workers) if info else (0, 1)
         stop = math.inf if self.stop is None else self.stop
         # gather several batches at a time; the workers take such groups in turn
-        group = max(1, GATHERED_TOGETHER // (self.batch * self.split.header["block"]))
+        group = max(
+            1, GATHERED_TOGETHER // (self.batch * self.split.header["block"])
+        )
         mine = self.rank + self.world * np.arange(self.batch)
         for first in itertools.count(worker, workers * group):
             steps = first + workers * np.arange(group)
-            positions = self.start + (steps[:, None] * self.batch * self.world + mine).ravel()
+            positions = (
+                self.start
+                + (steps[:, None] * self.batch * self.world + mine).ravel()
+            )
             rows = self.split.gather(self.rows_at(positions[positions < stop]))
             for place in range(0, len(rows), self.batch):
-                yield torch.from_numpy(rows[place : place + self.batch].astype(np.int64))
+                yield torch.from_numpy(
+                    rows[place : place + self.batch].astype(np.int64)
+                )
             if len(rows) < len(positions):
                 return
 

@@ -32,7 +32,13 @@ from tqdm.auto import tqdm
 
 from stages import checkpoints
 from stages import training_callbacks as callbacks
-from stages.recipe import Recipe, build_model, flops_per_token, make_optimizers, share_of_rate
+from stages.recipe import (
+    Recipe,
+    build_model,
+    flops_per_token,
+    make_optimizers,
+    share_of_rate,
+)
 from stages.tokens import Loader, Split, open_store, split_rows
 from utils.artifacts import plain_disk_errors, read_json, read_manifest, write_json
 from utils.errors import CourseError, build_folder
@@ -81,14 +87,20 @@ class Step:
         share, rest = divmod(self.rows, world)
         if rest:
             what = f"{self.rows} rows a step cannot be shared by {world} processes"
-            raise CourseError(what, "rows in the recipe", f"make it a multiple of {world}")
-        return next(size for size in range(min(wanted, share), 0, -1) if share % size == 0)
+            raise CourseError(
+                what, "rows in the recipe", f"make it a multiple of {world}"
+            )
+        return next(
+            size for size in range(min(wanted, share), 0, -1) if share % size == 0
+        )
 
     def go_to(self, number: int) -> None:
         """Let the next rows be those of this step, in pieces of `micro` rows."""
         rank, world = self.accelerator.process_index, self.accelerator.num_processes
         start = number * self.rows
-        loader = Loader(self.split, self.micro, self.seed, start, rank=rank, world=world)
+        loader = Loader(
+            self.split, self.micro, self.seed, start, rank=rank, world=world
+        )
         self.batches = iter(loader)
 
     def autocast(self) -> Any:
@@ -136,7 +148,9 @@ class Step:
 
     def forward_backward(self, number: int) -> torch.Tensor:
         """Gradients of the mean loss over this rank's rows of a step; returns that loss."""
-        torch.manual_seed(noise_seed(self.seed, number, self.accelerator.process_index))
+        torch.manual_seed(
+            noise_seed(self.seed, number, self.accelerator.process_index)
+        )
         pieces = self.rows // (self.accelerator.num_processes * self.micro)
         total = torch.zeros((), device=self.device)
         for piece in range(pieces):
@@ -183,7 +197,10 @@ def noise_seed(seed: int, number: int, rank: int) -> int:
     >>> noise_seed(42, 0, 0) == noise_seed(42, 0, 0) != noise_seed(42, 0, 1)
     True
     """
-    return int(np.random.SeedSequence([seed, number, rank]).generate_state(1, np.uint64)[0] >> 1)
+    return int(
+        np.random.SeedSequence([seed, number, rank]).generate_state(1, np.uint64)[0]
+        >> 1
+    )
 
 
 def is_out_of_memory(error: Exception) -> bool:
@@ -215,7 +232,9 @@ def shard_model(model: Any, device: str, world: int) -> None:
     from torch.distributed.fsdp import fully_shard
 
     mesh = init_device_mesh(device, (world,))
-    layers = next(part for part in model.modules() if isinstance(part, torch.nn.ModuleList))
+    layers = next(
+        part for part in model.modules() if isinstance(part, torch.nn.ModuleList)
+    )
     for layer in layers:
         fully_shard(layer, mesh=mesh)
     fully_shard(model, mesh=mesh)
@@ -261,7 +280,9 @@ class Run:
             yield
         except Timeout as error:
             fix = "wait for it, or choose another folder"
-            raise CourseError("another process trains in this folder", self.folder, fix) from error
+            raise CourseError(
+                "another process trains in this folder", self.folder, fix
+            ) from error
         finally:
             lock.release()
 
@@ -296,7 +317,9 @@ class Run:
         path, self.progress = broadcast_object_list(found)
         return path
 
-    def _look_for_checkpoint(self, recipe: Recipe, tokens: str | None) -> tuple[Any, Any]:
+    def _look_for_checkpoint(
+        self, recipe: Recipe, tokens: str | None
+    ) -> tuple[Any, Any]:
         path, damaged = checkpoints.newest_checkpoint(self.folder)
         progress = first_progress(recipe, self.accelerator.device.type)
         if path:
@@ -308,18 +331,26 @@ class Run:
                 progress["micro"] = recipe.micro
         for bad, problem in damaged.items():
             aside = checkpoints.set_aside(bad).name
-            tqdm.write(f"skipped a damaged checkpoint, {bad.name}: {problem}; it is now {aside}")
+            tqdm.write(
+                f"skipped a damaged checkpoint, {bad.name}: {problem}; it is now {aside}"
+            )
         checkpoints.forget_after(self.folder / "log.jsonl", progress["step"])
-        write_json(self.folder / "recipe.json", {"recipe": vars(recipe), "tokens": tokens})
+        write_json(
+            self.folder / "recipe.json", {"recipe": vars(recipe), "tokens": tokens}
+        )
         return path, progress
 
-    def _compare(self, recipe: Recipe, tokens: str | None, old: dict[str, Any]) -> None:
+    def _compare(
+        self, recipe: Recipe, tokens: str | None, old: dict[str, Any]
+    ) -> None:
         differs = recipe.differences(old["recipe"])
         if not differs and old["tokens"] != tokens:
             differs = "the token store is another one"
         if differs:
             fix = "choose another folder, or delete this one"
-            raise CourseError(f"the folder holds another run: {differs}", self.folder, fix)
+            raise CourseError(
+                f"the folder holds another run: {differs}", self.folder, fix
+            )
 
     def save(self, step: Step) -> None:
         """A checkpoint; a full disk costs this one and not the run, unless it is the last."""
@@ -332,13 +363,17 @@ class Run:
         except CourseError as error:
             if self.ends_here:
                 raise
-            tqdm.write(f"no checkpoint at step {self.step}, the run goes on: {error}")
+            tqdm.write(
+                f"no checkpoint at step {self.step}, the run goes on: {error}"
+            )
         self.accelerator.wait_for_everyone()
 
     def drop_old(self) -> None:
         """Drop the checkpoints that need not be kept and are not in use."""
         if self.is_main:
-            in_use = {path for callback in self.callbacks for path in callback.in_use}
+            in_use = {
+                path for callback in self.callbacks for path in callback.in_use
+            }
             checkpoints.drop_checkpoints(self.folder, self.keep, in_use)
 
     def log(self, kind: str, **values: Any) -> None:
@@ -391,16 +426,31 @@ def make_accelerator(recipe: Recipe) -> Any:
     )
     launched = os.environ.get("ACCELERATE_MIXED_PRECISION", "no")
     if launched != "no" and accelerator.is_main_process:
-        tqdm.write(f"the launcher asks for {launched}; the recipe decides: {recipe.precision}")
+        tqdm.write(
+            f"the launcher asks for {launched}; the recipe decides: {recipe.precision}"
+        )
     if int(os.environ.get("WORLD_SIZE", "1")) != accelerator.num_processes:
-        what = "the launcher started several processes, and each believes it is alone"
-        raise CourseError(what, "the launch command", "use torchrun, or see launch/README.md")
-    if accelerator.distributed_type in (DistributedType.DEEPSPEED, DistributedType.FSDP):
+        what = (
+            "the launcher started several processes, and each believes it is alone"
+        )
+        raise CourseError(
+            what, "the launch command", "use torchrun, or see launch/README.md"
+        )
+    if accelerator.distributed_type in (
+        DistributedType.DEEPSPEED,
+        DistributedType.FSDP,
+    ):
         fix = "take launch/ddp.yaml, and shard=true in the recipe"
-        raise CourseError("this loop shards by itself", "the launch configuration", fix)
-    if recipe.precision == "float16" and (accelerator.device.type != "cuda" or recipe.shard):
+        raise CourseError(
+            "this loop shards by itself", "the launch configuration", fix
+        )
+    if recipe.precision == "float16" and (
+        accelerator.device.type != "cuda" or recipe.shard
+    ):
         what = "float16 needs a GPU, and weights in one piece"
-        raise CourseError(what, "precision in the recipe", "take bfloat16, float32 or auto")
+        raise CourseError(
+            what, "precision in the recipe", "take bfloat16, float32 or auto"
+        )
     return accelerator
 
 
@@ -410,7 +460,9 @@ def find_input(recipe: Recipe, name: str) -> Path:
 
     path = recipe.place(name)
     if not path.exists():
-        profile = path.parent.name if path.is_relative_to(build_folder()) else "laptop"
+        profile = (
+            path.parent.name if path.is_relative_to(build_folder()) else "laptop"
+        )
         command = f"make run ONLY={PUBLISHED_BY[name]} PROFILE={profile}"
         fix = f"lesson {PUBLISHED_BY[name]} makes them: {command}; or set {name}=FOLDER"
         raise CourseError(f"the {name} of the recipe are not there", path, fix)
@@ -427,7 +479,9 @@ def build_step(recipe: Recipe, run: Run, split: Split) -> Step:
     positions = getattr(model.config, "max_position_embeddings", block)
     if positions < block:
         what = f"blocks have {block} tokens, the model has {positions} positions"
-        raise CourseError(what, "the recipe", f"set the model's positions to {block}")
+        raise CourseError(
+            what, "the recipe", f"set the model's positions to {block}"
+        )
     if recipe.shard and accelerator.num_processes > 1:
         shard_model(model, accelerator.device.type, accelerator.num_processes)
     else:
@@ -451,7 +505,10 @@ def make_callbacks(
 ) -> list[callbacks.Callback]:
     """What happens beside the run that a recipe describes."""
     block = step.split.header["block"]
-    rate = callbacks.matmul_rate(step.device.type, step.dtype) * run.accelerator.num_processes
+    rate = (
+        callbacks.matmul_rate(step.device.type, step.dtype)
+        * run.accelerator.num_processes
+    )
     used = flops_per_token(step.model, block) / rate
     every = (recipe.evaluate_every, recipe.save_every)
     chosen: list[callbacks.Callback] = [
@@ -506,7 +563,9 @@ def advance(run: Run, step: Step, recipe: Recipe) -> None:
     scale = step.scaler.get_scale() if step.scaler.is_enabled() else None
     loss, norm = step.take(run.step, share)
     run.progress |= {"step": run.step + 1, "micro": step.micro}
-    result = callbacks.StepResult(loss, norm, share, time.perf_counter() - began, scale)
+    result = callbacks.StepResult(
+        loss, norm, share, time.perf_counter() - began, scale
+    )
     for callback in run.callbacks:
         callback.after_step(run, result)
     if run.is_due(recipe.save_every):
@@ -561,7 +620,9 @@ def parse_changes(arguments: list[str]) -> dict[str, Any]:
 def main(arguments: list[str]) -> int:
     """`RECIPE [name=value …]`; `model.name=value` reaches into the model."""
     if not arguments or arguments[0] in ("-h", "--help"):
-        print("python -m stages.training RECIPE.toml [name=value | model.name=value …]")
+        print(
+            "python -m stages.training RECIPE.toml [name=value | model.name=value …]"
+        )
         return 0 if arguments else 2
     try:
         pretrain(Recipe.load(arguments[0], **parse_changes(arguments[1:])))

@@ -72,21 +72,27 @@ class DivergenceCheck(Callback):
 
     def check_divergence(self, run: Any, result: StepResult) -> None:
         # A scale that is too high is no fault of the run: it is halved until nothing overflows.
-        overflow = result.scale is not None and result.scale >= 1 and math.isfinite(result.loss)
+        overflow = (
+            result.scale is not None
+            and result.scale >= 1
+            and math.isfinite(result.loss)
+        )
         self.bad = 0 if math.isfinite(result.norm) or overflow else self.bad + 1
         self.lost = self.lost + 1 if result.loss > self.loss_of_guessing + 1 else 0
         where = f"step {run.step}"
         if self.bad >= self.BAD_STEPS:
-            what = (
-                f"the gradients were not finite {self.bad} steps in a row; none of them was applied"
-            )
+            what = f"the gradients were not finite {self.bad} steps in a row; none of them was applied"
             newest = checkpoints.list_checkpoints(run.folder)[-1:]
             resume = f", or resume from {newest[0].name}" if newest else ""
-            raise CourseError(what, where, f"lower the rate and start again{resume}")
+            raise CourseError(
+                what, where, f"lower the rate and start again{resume}"
+            )
         if self.lost >= self.LOST_STEPS:
             guessing = f"{self.loss_of_guessing:.2f}"
             what = f"the run diverged: a loss of {result.loss:.2f}, guessing has {guessing}"
-            raise CourseError(what, where, "lower the rate, and start again in another folder")
+            raise CourseError(
+                what, where, "lower the rate, and start again in another folder"
+            )
 
 
 # speed ------------------------------------------------------------------------------------------
@@ -108,7 +114,9 @@ def matmul_rate(device: str, dtype: torch.dtype) -> float:
 class StepLog(Callback):
     """Loss, norm, tokens a second and utilization: a line of the log, and a bar that stays one line."""
 
-    def __init__(self, every: int, tokens: int, utilization_of_token: float) -> None:
+    def __init__(
+        self, every: int, tokens: int, utilization_of_token: float
+    ) -> None:
         self.every = every
         self.tokens = tokens
         self.utilization_of_token = utilization_of_token
@@ -122,7 +130,11 @@ class StepLog(Callback):
             speed = len(self.seconds) * self.tokens / sum(self.seconds)
             used = speed * self.utilization_of_token
             self.seconds.clear()
-            figures = {"loss": result.loss, "norm": result.norm, "rate": result.share}
+            figures = {
+                "loss": result.loss,
+                "norm": result.norm,
+                "rate": result.share,
+            }
             run.log("step", **figures, tokens_per_second=speed, utilization=used)
             text = f"loss {result.loss:.3f}, {speed:,.0f} tokens/s, {used:.0%} of matmul"
             self.bar.set_postfix_str(text, refresh=False)
@@ -135,7 +147,11 @@ class StepLog(Callback):
         hidden = not run.is_main or (None if not on_page else False)
         bar = plain_bar if forked else tqdm
         return bar(
-            total=run.steps, initial=run.step - 1, unit="step", mininterval=1, disable=hidden
+            total=run.steps,
+            initial=run.step - 1,
+            unit="step",
+            mininterval=1,
+            disable=hidden,
         )
 
     def close(self, run: Any) -> None:
@@ -182,7 +198,9 @@ def sum_losses(
 class Evaluation(Callback):
     """The mean loss over the tokens of held-out rows, the same on any number of ranks."""
 
-    def __init__(self, step: Any, split: Split, rows: int, every: int, save_every: int) -> None:
+    def __init__(
+        self, step: Any, split: Split, rows: int, every: int, save_every: int
+    ) -> None:
         self.step = step
         self.split = split
         self.rows = rows
@@ -194,11 +212,19 @@ class Evaluation(Callback):
         accelerator = step.accelerator
         ranks = (accelerator.process_index, accelerator.num_processes)
         sums = sum_losses(
-            step.model, self.split, self.rows, step.micro, step.seed, *ranks, step.autocast
+            step.model,
+            self.split,
+            self.rows,
+            step.micro,
+            step.seed,
+            *ranks,
+            step.autocast,
         )
         # Apple's GPUs have no float64.
         dtype = torch.float32 if step.device.type == "mps" else torch.float64
-        loss, count = accelerator.reduce(sums.to(step.device, dtype), "sum").tolist()
+        loss, count = accelerator.reduce(
+            sums.to(step.device, dtype), "sum"
+        ).tolist()
         return loss / count
 
     def after_step(self, run: Any, result: StepResult) -> None:
@@ -207,15 +233,21 @@ class Evaluation(Callback):
         loss = self.measure()
         run.progress["validation_loss"] = loss
         on_gpu = self.step.device.type == "cuda"
-        memory = torch.cuda.max_memory_allocated() if on_gpu else memory_of()["resident"]
+        memory = (
+            torch.cuda.max_memory_allocated() if on_gpu else memory_of()["resident"]
+        )
         figures = {"loss": loss, "perplexity": perplexity(loss), "memory": memory}
-        run.log("validation", **figures, bits_per_byte=self.split.bits_per_byte(loss))
+        run.log(
+            "validation", **figures, bits_per_byte=self.split.bits_per_byte(loss)
+        )
 
 
 class Samples(Callback):
     """How the model goes on from each prompt, always taking the likeliest token."""
 
-    def __init__(self, step: Any, tokenizer: Any, prompts: list[str], every: int | None) -> None:
+    def __init__(
+        self, step: Any, tokenizer: Any, prompts: list[str], every: int | None
+    ) -> None:
         self.step = step
         self.tokenizer = tokenizer
         self.prompts = prompts
@@ -224,16 +256,24 @@ class Samples(Callback):
     def after_step(self, run: Any, result: StepResult) -> None:
         # A shard of a model says nothing by itself: then all ranks write together.
         if run.is_due(self.every) and (run.is_main or self.step.sharded):
-            run.log("sample", samples=[self.complete(prompt) for prompt in self.prompts])
+            run.log(
+                "sample", samples=[self.complete(prompt) for prompt in self.prompts]
+            )
 
     def complete(self, prompt: str) -> str:
         model = self.step.model
         text = self.tokenizer.eos_token + prompt
-        ids = self.tokenizer(text, return_tensors="pt").input_ids.to(self.step.device)
+        ids = self.tokenizer(text, return_tensors="pt").input_ids.to(
+            self.step.device
+        )
         model.eval()
         pad = self.tokenizer.pad_token_id
         longer = model.generate(
-            ids, max_new_tokens=48, do_sample=False, use_cache=True, pad_token_id=pad
+            ids,
+            max_new_tokens=48,
+            do_sample=False,
+            use_cache=True,
+            pad_token_id=pad,
         )
         model.train()
         return self.tokenizer.decode(longer[0, 1:], skip_special_tokens=True)
@@ -267,7 +307,9 @@ class HubPush(Callback):
         hub = HfApi()
         hub.create_repo(self.repository, private=not self.public, exist_ok=True)
         if not self.public and not hub.repo_info(self.repository).private:
-            raise PermissionError("it is public, and the recipe does not say hub_public = true")
+            raise PermissionError(
+                "it is public, and the recipe does not say hub_public = true"
+            )
         ours = [checkpoints.STATE, checkpoints.PROGRESS, "manifest.json"]
         hub.upload_folder(
             repo_id=self.repository,
@@ -287,7 +329,9 @@ class HubPush(Callback):
                 del self.pushes[path]
                 if push.exception():
                     failure = push.exception()
-                    tqdm.write(f"a push to {self.repository} failed, the run goes on: {failure}")
+                    tqdm.write(
+                        f"a push to {self.repository} failed, the run goes on: {failure}"
+                    )
 
     def close(self, run: Any) -> None:
         self.worker.shutdown(wait=True)
@@ -302,8 +346,12 @@ class Trackers(Callback):
         accelerator.init_trackers("pretraining")
 
     def after_line(self, run: Any, line: dict[str, Any]) -> None:
-        names = [name for name, value in line.items() if isinstance(value, (int, float))]
-        figures = {f"{line['kind']}/{name}": line[name] for name in names if name != "step"}
+        names = [
+            name for name, value in line.items() if isinstance(value, (int, float))
+        ]
+        figures = {
+            f"{line['kind']}/{name}": line[name] for name in names if name != "step"
+        }
         if figures:
             self.accelerator.log(figures, step=line["step"])
 

@@ -46,8 +46,14 @@ class Course:
         self.build = root / "build"
         (root / "notebooks").mkdir(parents=True)
         (root / "expected/refused").mkdir(parents=True)
-        (root / "README.md").write_text("<!-- lessons:begin --><!-- lessons:end -->")
-        self.env = {**os.environ, "COURSE_ROOT": str(root), "COURSE_BUILD": str(self.build)}
+        (root / "README.md").write_text(
+            "<!-- lessons:begin --><!-- lessons:end -->"
+        )
+        self.env = {
+            **os.environ,
+            "COURSE_ROOT": str(root),
+            "COURSE_BUILD": str(self.build),
+        }
         self.env["PYTHONPATH"] = str(Path(__file__).parent.parent)
         for name in ("COURSE_PROFILE", "COURSE_RUN", "JOBS"):
             self.env.pop(name, None)
@@ -57,7 +63,9 @@ class Course:
         notebook = nbformat.v4.new_notebook(metadata={"kernelspec": KERNEL})
         for number, cell in enumerate(cells):
             source, *tags = (cell,) if isinstance(cell, str) else cell
-            made = nbformat.v4.new_code_cell(source, metadata={"tags": tags}, id=f"c{number}")
+            made = nbformat.v4.new_code_cell(
+                source, metadata={"tags": tags}, id=f"c{number}"
+            )
             notebook.cells.append(made)
         path = self.root / "notebooks" / name
         nbformat.write(notebook, path)

@@ -17,7 +17,14 @@ NOISE = re.compile(
     r"\b\w*Warning\b:|Traceback \(most recent|IProgress not found|\x1b\[|\| WARNING \|"
 )
 IMAGE = re.compile(r"!\[([^\]]*)\]\(|<img\b([^>]*)>")
-SHOWS = ("print(", "display(", "show_table(", "show_figure(", "show_source(", "lesson.record(")
+SHOWS = (
+    "print(",
+    "display(",
+    "show_table(",
+    "show_figure(",
+    "show_source(",
+    "lesson.record(",
+)
 QUIET = {"exercise", "bootstrap", "parameters"}  # cells that need not show anything
 
 
@@ -42,7 +49,11 @@ def text_of(output: NotebookNode) -> str:
     """What a reader sees of an output as text."""
     data = output.get("data", {})
     return "".join(
-        [output.get("text", ""), data.get("text/plain", ""), data.get("text/markdown", "")]
+        [
+            output.get("text", ""),
+            data.get("text/plain", ""),
+            data.get("text/markdown", ""),
+        ]
     )
 
 
@@ -57,7 +68,9 @@ def frame(notebook: NotebookNode) -> Iterator[str]:
         re.findall(r"(?m)^(\w+) *=", given[0].source)
     ):
         yield "there is not one cell tagged `parameters` with PROFILE and SEED"
-    if not any(re.search(r"lesson = Lesson\(", c.source) for c in code_cells(notebook)):
+    if not any(
+        re.search(r"lesson = Lesson\(", c.source) for c in code_cells(notebook)
+    ):
         yield "there is no `lesson = Lesson(…)`"
     about = notebook.metadata.get("course", {})
     if not all(about.get(key) for key in ("title", "summary", "needs")):
@@ -89,11 +102,15 @@ def images(notebook: NotebookNode) -> Iterator[str]:
             for alt, tag in IMAGE.findall(cell.source):
                 if not alt.strip() and not re.search(r'alt="[^"]+', tag):
                     yield f"an image without alt text: {cell.source[:40]}…"
-            if re.search(r'!\[[^\]]*\]\(https?:|<img[^>]*src="https?:', cell.source):
+            if re.search(
+                r'!\[[^\]]*\]\(https?:|<img[^>]*src="https?:', cell.source
+            ):
                 yield "a remote image"
         for output in cell.get("outputs", []):
             for kind in ("image/png", "image/svg+xml", "image/jpeg"):
-                if kind in output.get("data", {}) and not output.metadata.get(kind, {}).get("alt"):
+                if kind in output.get("data", {}) and not output.metadata.get(
+                    kind, {}
+                ).get("alt"):
                     yield "a plot without alt text: use show_figure(figure, alt=…)"
 
 
@@ -104,7 +121,11 @@ def outputs(notebook: NotebookNode) -> Iterator[str]:
         yield "the cells were not executed 1..n"
     for cell in cells:
         start = cell.source[:40].replace("\n", " ")
-        at_top = [line for line in lines(cell) if not line.startswith((" ", "#", "def ", "@"))]
+        at_top = [
+            line
+            for line in lines(cell)
+            if not line.startswith((" ", "#", "def ", "@"))
+        ]
         speaks = any(word in line for line in at_top for word in SHOWS)
         if speaks and not cell.outputs and not tags(cell) & QUIET:
             yield f"no output: {start}…"
@@ -132,7 +153,10 @@ def code(notebook: NotebookNode) -> Iterator[str]:
             yield f"does not parse: {cell.source[:40]}… ({error.msg})"
             continue
         for node in ast.walk(tree):
-            if isinstance(node, ast.Call) and getattr(node.func, "id", "") == "input":
+            if (
+                isinstance(node, ast.Call)
+                and getattr(node.func, "id", "") == "input"
+            ):
                 yield "a cell waits for input()"
             if isinstance(node, ast.keyword) and node.arg == "trust_remote_code":
                 yield "trust_remote_code is never set"
@@ -143,7 +167,8 @@ def code(notebook: NotebookNode) -> Iterator[str]:
 def exercises(notebook: NotebookNode) -> Iterator[str]:
     """At least three, each a task, a starter, a check and a folded solution, in this order."""
     order = [
-        next(iter(tags(c) & {"exercise", "check", "solution"}), "") for c in code_cells(notebook)
+        next(iter(tags(c) & {"exercise", "check", "solution"}), "")
+        for c in code_cells(notebook)
     ]
     held = [tag for tag in order if tag]
     if held.count("exercise") < 3:
@@ -151,9 +176,13 @@ def exercises(notebook: NotebookNode) -> Iterator[str]:
     if held != ["exercise", "check", "solution"] * (len(held) // 3):
         yield "exercises are not starter, check, solution, each time"
     number = "".join(
-        re.findall(r'Lesson\("(\d\d)"', "".join(c.source for c in code_cells(notebook)))[:1]
+        re.findall(
+            r'Lesson\("(\d\d)"', "".join(c.source for c in code_cells(notebook))
+        )[:1]
     )
-    prose = "".join(c.source + "\n" for c in notebook.cells if c.cell_type == "markdown")
+    prose = "".join(
+        c.source + "\n" for c in notebook.cells if c.cell_type == "markdown"
+    )
     for index in range(1, held.count("exercise") + 1):
         if f"### Exercise {number}.{index}" not in prose:
             yield f"no task headed `### Exercise {number}.{index}`"

@@ -32,7 +32,13 @@ NANO = {
     "tie_word_embeddings": True,
     "final_logit_softcapping": "none",
 }
-GPT2 = {"model_type": "gpt2", "n_embd": 32, "n_layer": 2, "n_head": 2, "n_positions": BLOCK}
+GPT2 = {
+    "model_type": "gpt2",
+    "n_embd": 32,
+    "n_layer": 2,
+    "n_head": 2,
+    "n_positions": BLOCK,
+}
 GPT2 |= {"resid_pdrop": 0.0, "embd_pdrop": 0.0, "attn_pdrop": 0.0}
 PLAN = {"steps": 12, "rows": 4, "micro": 4, "precision": "float32", "threads": 1}
 PLAN |= {"evaluate_every": 4, "evaluate_rows": 21, "save_every": 4}
@@ -59,7 +65,9 @@ def inputs(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def small_recipe(inputs: Path, folder: Path, **changes: Any) -> Recipe:
     """Twelve steps that save every fourth."""
     places = {name: str(inputs / name) for name in ("tokens", "tokenizer")}
-    return Recipe(model=NANO, folder=str(folder), **places, **PLAN).change(**changes)
+    return Recipe(model=NANO, folder=str(folder), **places, **PLAN).change(
+        **changes
+    )
 
 
 @pytest.fixture
@@ -78,7 +86,9 @@ def calm(inputs: Path, tmp_path_factory: pytest.TempPathFactory) -> Recipe:
 
 def log_lines(recipe: Recipe, kind: str = "step") -> list[dict[str, Any]]:
     text = (recipe.place("folder") / "log.jsonl").read_text(encoding="utf-8")
-    return [line for line in map(json.loads, text.splitlines()) if line["kind"] == kind]
+    return [
+        line for line in map(json.loads, text.splitlines()) if line["kind"] == kind
+    ]
 
 
 def losses(recipe: Recipe, kind: str = "step") -> dict[int, float]:
@@ -86,7 +96,9 @@ def losses(recipe: Recipe, kind: str = "step") -> dict[int, float]:
 
 
 def weights(recipe: Recipe, step: int = 12) -> dict[str, torch.Tensor]:
-    return load_file(recipe.place("folder") / f"checkpoint-{step:06}" / "model.safetensors")
+    return load_file(
+        recipe.place("folder") / f"checkpoint-{step:06}" / "model.safetensors"
+    )
 
 
 def checkpoint_names(recipe: Recipe) -> list[str]:
@@ -94,7 +106,10 @@ def checkpoint_names(recipe: Recipe) -> list[str]:
 
 
 def at_step(
-    monkeypatch: pytest.MonkeyPatch, step: int, action: Any, name: str = "forward_backward"
+    monkeypatch: pytest.MonkeyPatch,
+    step: int,
+    action: Any,
+    name: str = "forward_backward",
 ) -> None:
     """Call `action` on the step object before a method of its runs for the step of this number."""
     real = getattr(Step, name)
@@ -111,18 +126,28 @@ def die(*_: Any) -> None:
     raise Killed
 
 
-def launch(recipe: Recipe, *more: str, start: tuple[str, ...] = (), **env: str) -> str:
+def launch(
+    recipe: Recipe, *more: str, start: tuple[str, ...] = (), **env: str
+) -> str:
     """Train in processes of their own, from a file; returns what they said."""
     path = Path(recipe.folder + ".toml")
     path.parent.mkdir(parents=True, exist_ok=True)
-    fields = {name: value for name, value in vars(recipe).items() if name != "model"}
-    lines = [f"{name} = {json.dumps('none' if v is None else v)}" for name, v in fields.items()]
+    fields = {
+        name: value for name, value in vars(recipe).items() if name != "model"
+    }
+    lines = [
+        f"{name} = {json.dumps('none' if v is None else v)}"
+        for name, v in fields.items()
+    ]
     sizes = [
-        f"{name} = {json.dumps('none' if v is None else v)}" for name, v in recipe.model.items()
+        f"{name} = {json.dumps('none' if v is None else v)}"
+        for name, v in recipe.model.items()
     ]
     path.write_text("\n".join([*lines, "[model]", *sizes]))
     command = [sys.executable, *start, "-m", "stages.training", str(path), *more]
     env = {**os.environ, "OMP_NUM_THREADS": "1", **env}
-    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=300, env=env)
+    done = subprocess.run(
+        command, cwd=ROOT, capture_output=True, text=True, timeout=300, env=env
+    )
     assert done.returncode == 0, done.stderr[-2000:]
     return done.stdout + done.stderr

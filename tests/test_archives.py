@@ -29,7 +29,9 @@ def make_tar(path: Path, files: dict[str, str]) -> Path:
     return path
 
 
-@pytest.mark.parametrize("make, name", [(make_zip, "a.zip"), (make_tar, "a.tar.gz")])
+@pytest.mark.parametrize(
+    "make, name", [(make_zip, "a.zip"), (make_tar, "a.tar.gz")]
+)
 def test_chosen_files_come_out_without_their_first_folders(tmp_path, make, name):
     archive = make(tmp_path / name, {"top/data/a.txt": "alpha", "top/code.py": "1"})
     (tmp_path / "out").mkdir()
@@ -38,17 +40,27 @@ def test_chosen_files_come_out_without_their_first_folders(tmp_path, make, name)
 
 
 def test_an_archive_in_an_archive_is_reached(tmp_path):
-    inner = make_tar(tmp_path / "inner.tar.gz", {"x/wanted.txt": "w", "x/other.md": "o"})
+    inner = make_tar(
+        tmp_path / "inner.tar.gz", {"x/wanted.txt": "w", "x/other.md": "o"}
+    )
     with zipfile.ZipFile(tmp_path / "outer.zip", "w") as archive:
         archive.write(inner, "y/inner.tar.gz")
     (tmp_path / "out").mkdir()
     assert (
-        unpack(tmp_path / "outer.zip", ["y/inner.tar.gz!x/*.txt"], tmp_path / "out", strip=1) == 1
+        unpack(
+            tmp_path / "outer.zip",
+            ["y/inner.tar.gz!x/*.txt"],
+            tmp_path / "out",
+            strip=1,
+        )
+        == 1
     )
     assert (tmp_path / "out/wanted.txt").read_text() == "w"
 
 
-@pytest.mark.parametrize("make, name", [(make_zip, "a.zip"), (make_tar, "a.tar.gz")])
+@pytest.mark.parametrize(
+    "make, name", [(make_zip, "a.zip"), (make_tar, "a.tar.gz")]
+)
 @pytest.mark.parametrize(
     "member", ["../evil", "/evil", "a/../../evil", "C:/evil", "a\\..\\..\\evil"]
 )
@@ -72,17 +84,23 @@ def test_a_link_in_an_archive_is_left_out(tmp_path):
 def test_a_bomb_is_refused_before_it_is_unpacked(tmp_path, monkeypatch):
     archive = make_zip(tmp_path / "a.zip", {"a": "x" * 1000, "b": "x" * 1000})
     monkeypatch.setattr(archives, "MOST_BYTES", 1500)
-    monkeypatch.setattr(zipfile.ZipFile, "extractall", lambda *_: pytest.fail("unpacked"))
+    monkeypatch.setattr(
+        zipfile.ZipFile, "extractall", lambda *_: pytest.fail("unpacked")
+    )
     with pytest.raises(CourseError, match="unpacks to over"):
         unpack(archive, ["*"], tmp_path)
 
 
-@pytest.mark.parametrize("make, name", [(make_zip, "a.zip"), (make_tar, "a.tar.gz")])
+@pytest.mark.parametrize(
+    "make, name", [(make_zip, "a.zip"), (make_tar, "a.tar.gz")]
+)
 @pytest.mark.parametrize("seed", range(40))
 def test_a_damaged_archive_is_unpacked_or_named_and_nothing_leaves_the_folder(
     tmp_path, make, name, seed
 ):
-    archive = make(tmp_path / name, {f"d/{index}.txt": str(index) * 50 for index in range(8)})
+    archive = make(
+        tmp_path / name, {f"d/{index}.txt": str(index) * 50 for index in range(8)}
+    )
     data = bytearray(archive.read_bytes())
     draw = random.Random(seed)
     for _ in range(draw.choice([1, 3, 20])):
@@ -95,4 +113,6 @@ def test_a_damaged_archive_is_unpacked_or_named_and_nothing_leaves_the_folder(
         unpack(archive, ["**/*.txt"], out)
     except CourseError as error:
         assert name in str(error)
-    assert all(path.is_relative_to(out) for path in set(tmp_path.rglob("*")) - before)
+    assert all(
+        path.is_relative_to(out) for path in set(tmp_path.rglob("*")) - before
+    )

@@ -34,13 +34,17 @@ def sealed(tmp_path):
 
 def test_a_sealed_folder_knows_its_files(sealed):
     manifest = artifacts.read_manifest(sealed)
-    assert set(manifest["files"]) == {"a.txt", "sub/b.txt"} and manifest["bytes"] == 9
+    assert (
+        set(manifest["files"]) == {"a.txt", "sub/b.txt"} and manifest["bytes"] == 9
+    )
     assert artifacts.damage(sealed, manifest) == ""
 
 
 def test_one_flipped_byte_is_noticed(sealed):
     (sealed / "a.txt").write_text("alphA")
-    assert "a.txt has changed" in artifacts.damage(sealed, artifacts.read_manifest(sealed))
+    assert "a.txt has changed" in artifacts.damage(
+        sealed, artifacts.read_manifest(sealed)
+    )
 
 
 def test_a_missing_and_an_added_file_are_noticed(sealed):
@@ -90,7 +94,9 @@ def test_two_writers_of_one_artifact_do_not_meet(tmp_path):
         except BaseException as error:
             errors.append(error)
 
-    writers = [threading.Thread(target=write, args=[text]) for text in ("one", "two")]
+    writers = [
+        threading.Thread(target=write, args=[text]) for text in ("one", "two")
+    ]
     for writer in writers:
         writer.start()
     for writer in writers:
@@ -109,7 +115,9 @@ def test_a_kill_between_the_two_renames_leaves_the_old_one(sealed, tmp_path):
 
 def test_what_is_as_it_was_is_not_read_again(sealed, monkeypatch):
     manifest = artifacts.read_manifest(sealed)
-    monkeypatch.setattr(artifacts, "hash_file", lambda path: pytest.fail("read again"))
+    monkeypatch.setattr(
+        artifacts, "hash_file", lambda path: pytest.fail("read again")
+    )
     assert artifacts.damage(sealed, manifest) == ""
 
 
@@ -135,7 +143,9 @@ def test_a_manifest_deeper_down_is_a_file_like_any_other(tmp_path):
         (folder / "inner/manifest.json").write_text("{}")
     (tmp_path / "thing/inner/manifest.json").write_text("[]")
     manifest = artifacts.read_manifest(tmp_path / "thing")
-    assert "inner/manifest.json has changed" in artifacts.damage(tmp_path / "thing", manifest)
+    assert "inner/manifest.json has changed" in artifacts.damage(
+        tmp_path / "thing", manifest
+    )
 
 
 @given(
@@ -143,7 +153,9 @@ def test_a_manifest_deeper_down_is_a_file_like_any_other(tmp_path):
         st.none() | st.booleans() | st.integers() | st.text(max_size=5),
         lambda inner: (
             st.lists(inner, max_size=3)
-            | st.dictionaries(st.sampled_from(["files", "seal", "hash", "stats"]), inner)
+            | st.dictionaries(
+                st.sampled_from(["files", "seal", "hash", "stats"]), inner
+            )
         ),
     )
 )
@@ -151,7 +163,9 @@ def test_any_json_for_a_manifest_is_damage_and_no_crash(tmp_path_factory, value)
     folder = tmp_path_factory.mktemp("any")
     (folder / "manifest.json").write_text(json.dumps(value))
     manifest = artifacts.read_manifest(folder)
-    assert manifest is None or "manifest.json has changed" in artifacts.damage(folder, manifest)
+    assert manifest is None or "manifest.json has changed" in artifacts.damage(
+        folder, manifest
+    )
 
 
 @pytest.fixture
@@ -160,7 +174,10 @@ def small_disk(tmp_path):
     place = tmp_path / "disk"
     place.mkdir()
     command = ["mount", "-t", "tmpfs", "-o", "size=600k", "tmpfs", str(place)]
-    if sys.platform != "linux" or subprocess.run(command, capture_output=True).returncode:
+    if (
+        sys.platform != "linux"
+        or subprocess.run(command, capture_output=True).returncode
+    ):
         pytest.skip("this system lets nobody mount a small disk")
     yield place
     subprocess.run(["umount", "-l", str(place)], check=True)
@@ -171,18 +188,25 @@ def test_a_full_disk_met_by_a_library_in_rust_says_what_to_do(small_disk):
         (folder / "a.txt").write_text("alpha")
     with pytest.raises(CourseError, match="the disk is full"):
         with artifacts.sealed(small_disk / "thing", {}) as folder:
-            save_file({"weights": torch.zeros(1_000_000)}, folder / "model.safetensors")
+            save_file(
+                {"weights": torch.zeros(1_000_000)}, folder / "model.safetensors"
+            )
     manifest = artifacts.read_manifest(small_disk / "thing")
-    assert artifacts.damage(small_disk / "thing", manifest) == "", "the old one was lost"
+    assert artifacts.damage(small_disk / "thing", manifest) == "", (
+        "the old one was lost"
+    )
 
 
 @pytest.mark.parametrize(
-    "number, said", [(errno.ENOSPC, "the disk is full"), (errno.EROFS, "cannot write here")]
+    "number, said",
+    [(errno.ENOSPC, "the disk is full"), (errno.EROFS, "cannot write here")],
 )
 def test_disk_errors_say_what_to_do(tmp_path, number, said):
-    with pytest.raises(CourseError, match=said) as caught:
-        with artifacts.sealed(tmp_path / "thing", {}):
-            raise OSError(number, "…")
+    with (
+        pytest.raises(CourseError, match=said) as caught,
+        artifacts.sealed(tmp_path / "thing", {}),
+    ):
+        raise OSError(number, "…")
     assert "COURSE_BUILD" in str(caught.value)
     assert not (tmp_path / "thing").exists()
 
@@ -200,17 +224,24 @@ def test_other_errors_pass_unchanged(tmp_path):
 
 
 def test_an_input_that_cannot_be_read_is_not_our_disk(tmp_path):
-    with pytest.raises(PermissionError), artifacts.plain_disk_errors(tmp_path / "build"):
+    with (
+        pytest.raises(PermissionError),
+        artifacts.plain_disk_errors(tmp_path / "build"),
+    ):
         raise PermissionError(errno.EACCES, "no", str(tmp_path / "input.txt"))
 
 
 @pytest.mark.parametrize(
-    "spoil", [lambda text: text[:-9], lambda text: text.replace('"thing"', '"thong"')]
+    "spoil",
+    [lambda text: text[:-9], lambda text: text.replace('"thing"', '"thong"')],
 )
 def test_a_damaged_manifest_is_damage(sealed, spoil):
     path = sealed / "manifest.json"
     path.write_text(spoil(path.read_text()))
-    assert artifacts.damage(sealed, artifacts.read_manifest(sealed)) == "manifest.json has changed"
+    assert (
+        artifacts.damage(sealed, artifacts.read_manifest(sealed))
+        == "manifest.json has changed"
+    )
 
 
 def test_json_is_replaced_whole(tmp_path):

@@ -49,8 +49,29 @@ def shelf(tmp_path):
 @pytest.fixture
 def toys(shelf, tmp_path, monkeypatch):
     """A catalogue of two assets, and a pip that looks for them on the shelf and nowhere else."""
-    toy = Asset("toy", "a toy", 1, 1, ["toy"], ["toy/data/*"], "MIT", "us", strip=2, hub="us/toy")
-    source = Asset("source", "an sdist", 1, 1, ["Toy-Source"], ["*/data/*"], "MIT", "us", strip=2)
+    toy = Asset(
+        "toy",
+        "a toy",
+        1,
+        1,
+        ["toy"],
+        ["toy/data/*"],
+        "MIT",
+        "us",
+        strip=2,
+        hub="us/toy",
+    )
+    source = Asset(
+        "source",
+        "an sdist",
+        1,
+        1,
+        ["Toy-Source"],
+        ["*/data/*"],
+        "MIT",
+        "us",
+        strip=2,
+    )
     items = {"toy": toy, "source": source}
     wheel = artifacts.hash_file(shelf / "toy-1.0-py3-none-any.whl")
     sdist = artifacts.hash_file(shelf / "Toy_Source-2.0.tar.gz")
@@ -93,13 +114,17 @@ def index(shelf, monkeypatch):
         page.parent.mkdir(parents=True)
         sha256 = artifacts.hash_file(shelf / name)
         other = f'<a href="../../{name}.other#sha256={"0" * 64}">{name}.other</a>'
-        page.write_text(f'{other}\n<a href="../../{name}#sha256={sha256}" data-x="y">{name}</a>')
+        page.write_text(
+            f'{other}\n<a href="../../{name}#sha256={sha256}" data-x="y">{name}</a>'
+        )
     handler = functools.partial(Handler, directory=str(shelf))
     with http.server.ThreadingHTTPServer(("127.0.0.1", 0), handler) as server:
         threading.Thread(target=server.serve_forever, daemon=True).start()
         monkeypatch.delenv("PIP_NO_INDEX")
         monkeypatch.delenv("PIP_FIND_LINKS")
-        monkeypatch.setenv("PIP_INDEX_URL", f"http://127.0.0.1:{server.server_port}/simple")
+        monkeypatch.setenv(
+            "PIP_INDEX_URL", f"http://127.0.0.1:{server.server_port}/simple"
+        )
         monkeypatch.setenv("NO_PROXY", "127.0.0.1")
         yield requests
         server.shutdown()
@@ -110,7 +135,10 @@ def index(shelf, monkeypatch):
 
 def test_fetch_then_use(toys, capsys):
     assert fetch.main(["toy"]) == 0
-    assert {p.name for p in toys["toy"].folder.iterdir()} == {"a.txt", "manifest.json"}
+    assert {p.name for p in toys["toy"].folder.iterdir()} == {
+        "a.txt",
+        "manifest.json",
+    }
     assert assets.asset("toy") == str(toys["toy"].folder)
     assert "licence MIT | from us" in capsys.readouterr().out
     assert not (assets.home() / "archives").exists()
@@ -138,7 +166,9 @@ def test_an_index_in_a_folder_serves_as_well(toys, index, shelf, monkeypatch):
 
 
 def test_one_archive_of_two_assets_is_downloaded_once(toys, index):
-    second = Asset("second", "of the same wheel", 1, 1, ["toy"], ["toy/*.py"], "MIT", "us")
+    second = Asset(
+        "second", "of the same wheel", 1, 1, ["toy"], ["toy/*.py"], "MIT", "us"
+    )
     toys["second"] = second
     assert fetch.main(["toy", "second"]) == 0
     assert sum(path.endswith(".whl") for path in index) == 1
@@ -146,8 +176,12 @@ def test_one_archive_of_two_assets_is_downloaded_once(toys, index):
 
 def test_fetching_again_neither_downloads_nor_hashes(toys, monkeypatch, capsys):
     fetch.main(["toy"])
-    monkeypatch.setattr(fetch, "get_archive", lambda project: pytest.fail("downloaded again"))
-    monkeypatch.setattr(artifacts, "hash_file", lambda path: pytest.fail("hashed again"))
+    monkeypatch.setattr(
+        fetch, "get_archive", lambda project: pytest.fail("downloaded again")
+    )
+    monkeypatch.setattr(
+        artifacts, "hash_file", lambda path: pytest.fail("hashed again")
+    )
     assert fetch.main(["toy"]) == 0
     assert "here already" in capsys.readouterr().out
 
@@ -169,7 +203,9 @@ def test_a_damaged_asset_is_named_and_mended(toys):
 
 
 @pytest.mark.parametrize("name", ["toy", "source"])
-def test_an_archive_of_another_hash_is_refused_and_leaves_nothing(toys, shelf, name, capsys):
+def test_an_archive_of_another_hash_is_refused_and_leaves_nothing(
+    toys, shelf, name, capsys
+):
     for path in shelf.iterdir():
         path.write_bytes(path.read_bytes() + b"!")
     assert fetch.main([name]) == 1
@@ -179,7 +215,9 @@ def test_an_archive_of_another_hash_is_refused_and_leaves_nothing(toys, shelf, n
     assert not toys[name].folder.exists()
 
 
-def test_an_index_that_has_no_file_of_that_hash_is_refused(toys, index, monkeypatch, capsys):
+def test_an_index_that_has_no_file_of_that_hash_is_refused(
+    toys, index, monkeypatch, capsys
+):
     pins = {"toy": ("1.0", "1" * 64)}
     monkeypatch.setattr(fetch, "pins", lambda: pins)
     monkeypatch.setattr(assets, "pins", lambda: pins)
@@ -198,7 +236,9 @@ def test_a_wrong_hash_of_one_file_is_refused(toys, capsys):
 def test_without_a_network_the_way_out_is_told(toys, monkeypatch, capsys):
     with socket.socket() as closed:
         closed.bind(("127.0.0.1", 0))
-        monkeypatch.setenv("PIP_INDEX_URL", f"http://127.0.0.1:{closed.getsockname()[1]}/simple")
+        monkeypatch.setenv(
+            "PIP_INDEX_URL", f"http://127.0.0.1:{closed.getsockname()[1]}/simple"
+        )
         monkeypatch.setenv("NO_PROXY", "127.0.0.1")
         monkeypatch.delenv("PIP_NO_INDEX")
         monkeypatch.delenv("PIP_FIND_LINKS")
@@ -214,7 +254,9 @@ def test_neither_npm_nor_any_other_program_is_needed(toys, monkeypatch):
     assert fetch.main([]) == 0
 
 
-@pytest.mark.skipif(sys.platform != "linux" or os.geteuid() != 0, reason="mounts a small disk")
+@pytest.mark.skipif(
+    sys.platform != "linux" or os.geteuid() != 0, reason="mounts a small disk"
+)
 def test_a_full_disk_is_told_as_one(toys, shelf, tmp_path, monkeypatch, capsys):
     with zipfile.ZipFile(shelf / "toy-1.0-py3-none-any.whl", "w") as archive:
         archive.writestr("toy/data/a.bin", os.urandom(400_000))
@@ -223,7 +265,9 @@ def test_a_full_disk_is_told_as_one(toys, shelf, tmp_path, monkeypatch, capsys):
     monkeypatch.setattr(assets, "pins", lambda: pins)
     small = tmp_path / "small"
     small.mkdir()
-    subprocess.run(["mount", "-t", "tmpfs", "-o", "size=200k", "none", str(small)], check=True)
+    subprocess.run(
+        ["mount", "-t", "tmpfs", "-o", "size=200k", "none", str(small)], check=True
+    )
     try:
         monkeypatch.setenv("COURSE_HOME", str(small / "home"))
         assert fetch.main(["toy"]) == 1
@@ -232,7 +276,9 @@ def test_a_full_disk_is_told_as_one(toys, shelf, tmp_path, monkeypatch, capsys):
         subprocess.run(["umount", str(small)], check=True)
 
 
-def test_the_environment_has_the_last_word_over_pips_files(toys, tmp_path, monkeypatch):
+def test_the_environment_has_the_last_word_over_pips_files(
+    toys, tmp_path, monkeypatch
+):
     config = tmp_path / "pip.conf"
     config.write_text(
         "[global]\nindex-url = https://one/simple\nextra-index-url =\n  https://two/simple\n"
@@ -242,9 +288,14 @@ def test_the_environment_has_the_last_word_over_pips_files(toys, tmp_path, monke
     monkeypatch.delenv("PIP_NO_INDEX")
     monkeypatch.delenv("PIP_FIND_LINKS")
     places = fetch.list_places(fetch.pip_settings(), "a-b")
-    assert places == [f"https://{name}/simple/a-b/" for name in ("one", "two", "three")]
+    assert places == [
+        f"https://{name}/simple/a-b/" for name in ("one", "two", "three")
+    ]
     monkeypatch.setenv("PIP_INDEX_URL", "https://mine/simple/")
-    assert fetch.list_places(fetch.pip_settings(), "a-b")[0] == "https://mine/simple/a-b/"
+    assert (
+        fetch.list_places(fetch.pip_settings(), "a-b")[0]
+        == "https://mine/simple/a-b/"
+    )
     assert fetch.pip_settings()["timeout"] == "7"
 
 
@@ -267,11 +318,13 @@ def test_what_lessons_take_is_read_from_their_own_calls(toys, tmp_path, capsys):
 
 
 def test_importing_fetch_takes_neither_torch_nor_a_connection():
-    code = (
-        "import course.fetch, sys; print(*{'torch', 'requests', 'transformers'} & set(sys.modules))"
-    )
+    code = "import course.fetch, sys; print(*{'torch', 'requests', 'transformers'} & set(sys.modules))"
     run = subprocess.run(
-        [sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True, check=True
+        [sys.executable, "-c", code],
+        cwd=ROOT,
+        capture_output=True,
+        text=True,
+        check=True,
     )
     assert run.stdout.strip() == ""
 
@@ -305,7 +358,9 @@ def test_with_the_hub_a_model_comes_by_its_name(toys, monkeypatch):
     with socket.socket() as server:
         server.bind(("127.0.0.1", 0))
         server.listen()
-        monkeypatch.setenv("HF_ENDPOINT", f"http://127.0.0.1:{server.getsockname()[1]}")
+        monkeypatch.setenv(
+            "HF_ENDPOINT", f"http://127.0.0.1:{server.getsockname()[1]}"
+        )
         assert assets.asset("toy") == "/x/c0ffee"
     assert asked == ["us/toy"]
 
@@ -313,7 +368,9 @@ def test_with_the_hub_a_model_comes_by_its_name(toys, monkeypatch):
 def test_a_hub_that_is_out_of_reach_is_told_and_not_waited_for(toys, monkeypatch):
     monkeypatch.setenv("COURSE_ASSETS", "hub")
     monkeypatch.setenv("HF_ENDPOINT", "http://127.0.0.1:9")
-    with pytest.raises(CourseError, match=r"the hub cannot be reached(.|\n)*unset COURSE_ASSETS"):
+    with pytest.raises(
+        CourseError, match=r"the hub cannot be reached(.|\n)*unset COURSE_ASSETS"
+    ):
         assets.asset("toy")
 
 
@@ -328,5 +385,7 @@ def test_every_asset_is_whole_and_pinned():
         assert item.what
         assert item.prepare in fetch.PREPARE
         assert all(len(pinned[archive][1]) == 64 for archive in item.archives)
-    used = {archive for item in assets.catalogue().values() for archive in item.archives}
+    used = {
+        archive for item in assets.catalogue().values() for archive in item.archives
+    }
     assert set(pinned) == used

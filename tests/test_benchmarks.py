@@ -32,7 +32,9 @@ def good_row(id="good"):
     return timing.row(id, "a pass", "MB/s", 90, {"theirs": 30}, bar=2)
 
 
-def test_a_part_that_fails_says_why_and_the_rest_goes_on(build, monkeypatch, capsys):
+def test_a_part_that_fails_says_why_and_the_rest_goes_on(
+    build, monkeypatch, capsys
+):
     def half():
         yield good_row("before")
         raise CourseError("the store is missing", "build/tokens", "run lesson 08")
@@ -42,12 +44,22 @@ def test_a_part_that_fails_says_why_and_the_rest_goes_on(build, monkeypatch, cap
 
     module_with(monkeypatch, "one", PARTS=(half, other))
     module_with(
-        monkeypatch, "two", rows=lambda: [timing.row("old", "x", "s", 1, {}, 2, False, "recorded")]
+        monkeypatch,
+        "two",
+        rows=lambda: [timing.row("old", "x", "s", 1, {}, 2, False, "recorded")],
     )
-    monkeypatch.setattr(bench, "choose_modules", lambda names: ["one", "two", "gone"])
+    monkeypatch.setattr(
+        bench, "choose_modules", lambda names: ["one", "two", "gone"]
+    )
     assert bench.main([]) == 1
     rows = json.loads((build / "bench.json").read_text())
-    assert [row["id"] for row in rows] == ["before", "one.half", "after", "old", "gone"]
+    assert [row["id"] for row in rows] == [
+        "before",
+        "one.half",
+        "after",
+        "old",
+        "gone",
+    ]
     assert all(set(row) >= KEYS for row in rows)
     assert "run lesson 08" in rows[1]["error"]
     table = capsys.readouterr().out.splitlines()
@@ -59,7 +71,9 @@ def test_a_part_that_fails_says_why_and_the_rest_goes_on(build, monkeypatch, cap
 
 def test_a_bar_that_is_not_reached_is_no_failure(monkeypatch, capsys):
     module_with(
-        monkeypatch, "one", rows=lambda: [timing.row("slow", "x", "s", 1, {"theirs": 1}, 2)]
+        monkeypatch,
+        "one",
+        rows=lambda: [timing.row("slow", "x", "s", 1, {"theirs": 1}, 2)],
     )
     monkeypatch.setattr(bench, "choose_modules", lambda names: ["one"])
     assert bench.main([]) == 0
@@ -77,7 +91,14 @@ def test_a_benchmark_that_is_not_there_is_named(capsys):
         (20, {"a": 10, "b": 1}, 2, {}, True, ">= 2 x"),
         (19, {"a": 10, "b": 1}, 2, {}, False, ">= 2 x"),
         (19, {"a": 10}, 2, {"higher_is_better": False}, True, "<= 2 x"),
-        (19, {"a": 10}, 20, {"higher_is_better": False, "bar_on": "ours"}, True, "<= 20 MB"),
+        (
+            19,
+            {"a": 10},
+            20,
+            {"higher_is_better": False, "bar_on": "ours"},
+            True,
+            "<= 20 MB",
+        ),
         (21, {}, 20, {"higher_is_better": False}, False, "<= 20 MB"),
         (20, {"a": 1}, 2, {"valid": False}, False, ">= 2 x"),
     ],
@@ -93,7 +114,9 @@ def test_works_take_turns_and_the_warm_up_is_not_counted():
     turns = []
     ticks = iter(range(100))
     works = [lambda: turns.append("a"), lambda: turns.append("b") or next(ticks)]
-    seconds = timing.interleaved(*works, repeats=2, warm_up=1, clock=lambda: next(ticks))
+    seconds = timing.interleaved(
+        *works, repeats=2, warm_up=1, clock=lambda: next(ticks)
+    )
     assert "".join(turns) == "ababab"
     assert seconds == [1, 2]
 
@@ -112,9 +135,19 @@ def test_what_is_missing_on_the_road_is_made_by_its_lessons(build, monkeypatch):
         (place / "x").write_text("corpus")
     monkeypatch.setattr(timing.subprocess, "run", pretend)
     assert timing.artifact("tokens") == folder / "tokens"
-    assert commands[0][1:] == ["-m", "course", "run", "--only", "07,08", "--profile", "smoke"]
+    assert commands[0][1:] == [
+        "-m",
+        "course",
+        "run",
+        "--only",
+        "07,08",
+        "--profile",
+        "smoke",
+    ]
     assert timing.artifact("tokens") and len(commands) == 1
-    with pytest.raises(CourseError, match=r"'pretrained' could not be made(.|\n)*ONLY=09"):
+    with pytest.raises(
+        CourseError, match=r"'pretrained' could not be made(.|\n)*ONLY=09"
+    ):
         timing.artifact("pretrained")
 
 

@@ -19,7 +19,9 @@ WHERE = "\nprint('utils from', importlib.util.find_spec('utils').origin)"
 def published(tmp_path_factory):
     """A repository to clone that holds the course as it is on the disk."""
     place = tmp_path_factory.mktemp("published") / "repository"
-    ignore = shutil.ignore_patterns(".git", ".venv", "build", "__pycache__", "*.egg-info")
+    ignore = shutil.ignore_patterns(
+        ".git", ".venv", "build", "__pycache__", "*.egg-info"
+    )
     shutil.copytree(ROOT, place, ignore=ignore)
     git = ["git", "-C", str(place), "-c", "user.name=a", "-c", "user.email=a@b.c"]
     for command in (["init", "-q"], ["add", "-A"], ["commit", "-qm", "all"]):
@@ -29,19 +31,30 @@ def published(tmp_path_factory):
 
 def run_cell(url, folder, before=""):
     """Run the set-up cell in a Python that has the packages, but no checkout on its path."""
-    cell = TEMPLATES.get_template("bootstrap.j2").render(repository=url, number="00")
+    cell = TEMPLATES.get_template("bootstrap.j2").render(
+        repository=url, number="00"
+    )
     packages = f"import sys\nsys.path.append({sysconfig.get_path('purelib')!r})\n"
     code = packages + before + cell + WHERE
-    environment = {name: value for name, value in os.environ.items() if name != "PYTHONPATH"}
+    environment = {
+        name: value for name, value in os.environ.items() if name != "PYTHONPATH"
+    }
     command = [sys.executable, "-S", "-c", code]
-    return subprocess.run(command, cwd=folder, env=environment, text=True, capture_output=True)
+    return subprocess.run(
+        command, cwd=folder, env=environment, text=True, capture_output=True
+    )
 
 
 def test_without_a_checkout_the_course_is_fetched(published, tmp_path):
     done = run_cell(published, tmp_path)
     assert done.returncode == 0, done.stderr
-    assert f"utils from {tmp_path / 'transformers-course/utils'}" in done.stdout and "ready" in done.stdout
-    assert run_cell(published, tmp_path).returncode == 0  # again: nothing is cloned twice
+    assert (
+        f"utils from {tmp_path / 'transformers-course/utils'}" in done.stdout
+        and "ready" in done.stdout
+    )
+    assert (
+        run_cell(published, tmp_path).returncode == 0
+    )  # again: nothing is cloned twice
 
 
 @pytest.mark.parametrize("name", ["utils/__init__.py", "utils.py"])
@@ -49,16 +62,26 @@ def test_another_module_called_utils_does_not_win(published, tmp_path, name):
     other = tmp_path / "other"
     (other / name).parent.mkdir(parents=True)
     (other / name).write_text("")
-    done = run_cell(published, tmp_path, f"import sys\nsys.path.insert(0, {str(other)!r})\n")
+    done = run_cell(
+        published, tmp_path, f"import sys\nsys.path.insert(0, {str(other)!r})\n"
+    )
     assert done.returncode == 0, done.stderr
     assert f"utils from {tmp_path / 'transformers-course/utils'}" in done.stdout
 
 
 def test_only_what_is_missing_is_installed_and_the_image_keeps_its_torch(capsys):
-    lines = ["torch>=99  # newer than any", "numpy>=2", "no-such-package>=2  # why", "pytest>=9999"]
+    lines = [
+        "torch>=99  # newer than any",
+        "numpy>=2",
+        "no-such-package>=2  # why",
+        "pytest>=9999",
+    ]
     assert bootstrap.missing(lines) == ["no-such-package>=2", "pytest>=9999"]
     out = capsys.readouterr().out
-    assert out == "this image keeps its own torch; the course is tested with torch>=99\n"
+    assert (
+        out
+        == "this image keeps its own torch; the course is tested with torch>=99\n"
+    )
 
 
 @pytest.mark.parametrize(

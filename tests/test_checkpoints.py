@@ -38,8 +38,12 @@ def test_a_checkpoint_is_a_model_like_any_other(calm: Recipe, inputs: Path) -> N
     assert len(AutoTokenizer.from_pretrained(path)) == model.config.vocab_size
     validation = open_store(inputs / "tokens")["validation"]
     total, count = sum_losses(model, validation, 21, 4, calm.seed)
-    assert float(total / count) == pytest.approx(losses(calm, "validation")[12], abs=1e-6)
-    assert not [file for file in path.iterdir() if file.suffix in (".pt", ".bin", ".pkl")]
+    assert float(total / count) == pytest.approx(
+        losses(calm, "validation")[12], abs=1e-6
+    )
+    assert not [
+        file for file in path.iterdir() if file.suffix in (".pt", ".bin", ".pkl")
+    ]
 
 
 def test_what_is_loaded_is_what_was_saved(calm: Recipe, tmp_path: Path) -> None:  # noqa: F811
@@ -47,24 +51,32 @@ def test_what_is_loaded_is_what_was_saved(calm: Recipe, tmp_path: Path) -> None:
     progress = checkpoints.load_checkpoint(newest(calm), model, optimizers)
     assert progress["step"] == 12
     tokenizer = AutoTokenizer.from_pretrained(calm.tokenizer)
-    again = checkpoints.save_checkpoint(tmp_path, model, optimizers, tokenizer, progress)
+    again = checkpoints.save_checkpoint(
+        tmp_path, model, optimizers, tokenizer, progress
+    )
     for name in (checkpoints.WEIGHTS, checkpoints.STATE):
         assert (again / name).read_bytes() == (newest(calm) / name).read_bytes()
 
 
-@pytest.mark.parametrize("changes", [{"hidden_size": 64}, {"num_hidden_layers": 3}, GPT2])
+@pytest.mark.parametrize(
+    "changes", [{"hidden_size": 64}, {"num_hidden_layers": 3}, GPT2]
+)
 def test_a_checkpoint_of_another_model_is_refused_and_touches_nothing(
     calm: Recipe,  # noqa: F811
     changes: dict[str, Any],
 ) -> None:
     other = (
-        Recipe(**{**vars(calm), "model": GPT2}) if changes is GPT2 else calm.change(model=changes)
+        Recipe(**{**vars(calm), "model": GPT2})
+        if changes is GPT2
+        else calm.change(model=changes)
     )
     model, optimizers = build(other)
     before = [parameter.clone() for parameter in model.parameters()]
     with pytest.raises(CourseError, match="another model"):
         checkpoints.load_checkpoint(newest(calm), model, optimizers)
-    assert all(torch.equal(old, new) for old, new in zip(before, model.parameters()))
+    assert all(
+        torch.equal(old, new) for old, new in zip(before, model.parameters())
+    )
 
 
 def test_a_checkpoint_of_other_optimizers_is_refused(calm: Recipe) -> None:  # noqa: F811
@@ -77,12 +89,15 @@ def make_checkpoints(folder: Path, found: dict[int, object]) -> None:
     for step, loss in found.items():
         path = folder / f"checkpoint-{step:06}"
         path.mkdir()
-        text = loss if isinstance(loss, str) else json.dumps({"validation_loss": loss})
+        text = (
+            loss if isinstance(loss, str) else json.dumps({"validation_loss": loss})
+        )
         (path / checkpoints.PROGRESS).write_text(text)
 
 
 @pytest.mark.parametrize(
-    ("keep", "left"), [(1, [4, 12]), (2, [4, 8, 12]), (9, [4, 8, 12]), (None, [4, 8, 12])]
+    ("keep", "left"),
+    [(1, [4, 12]), (2, [4, 8, 12]), (9, [4, 8, 12]), (None, [4, 8, 12])],
 )
 def test_the_newest_and_the_best_are_left(
     tmp_path: Path, keep: int | None, left: list[int]
@@ -94,8 +109,12 @@ def test_the_newest_and_the_best_are_left(
     ]
 
 
-@pytest.mark.parametrize("loss", [float("nan"), None, "{", "[]", '{"validation_loss": "x"}', "3"])
-def test_a_loss_that_is_no_number_is_never_the_best(tmp_path: Path, loss: object) -> None:
+@pytest.mark.parametrize(
+    "loss", [float("nan"), None, "{", "[]", '{"validation_loss": "x"}', "3"]
+)
+def test_a_loss_that_is_no_number_is_never_the_best(
+    tmp_path: Path, loss: object
+) -> None:
     make_checkpoints(tmp_path, {4: loss, 8: 3.0, 12: 4.0})
     checkpoints.drop_checkpoints(tmp_path, 1)
     names = [path.name for path in checkpoints.list_checkpoints(tmp_path)]
@@ -104,7 +123,9 @@ def test_a_loss_that_is_no_number_is_never_the_best(tmp_path: Path, loss: object
 
 def test_a_folder_in_use_is_not_dropped(tmp_path: Path) -> None:
     make_checkpoints(tmp_path, {4: 9.0, 8: 3.0, 12: 2.0})
-    checkpoints.drop_checkpoints(tmp_path, 1, in_use={tmp_path / "checkpoint-000004"})
+    checkpoints.drop_checkpoints(
+        tmp_path, 1, in_use={tmp_path / "checkpoint-000004"}
+    )
     names = [path.name for path in checkpoints.list_checkpoints(tmp_path)]
     assert names == ["checkpoint-000004", "checkpoint-000012"]
 
@@ -113,25 +134,36 @@ def test_a_folder_in_use_is_not_dropped(tmp_path: Path) -> None:
 
 
 LINE = st.builds(
-    lambda step, text: json.dumps({"kind": "step", "step": step, "samples": text}).encode(),
+    lambda step, text: json.dumps(
+        {"kind": "step", "step": step, "samples": text}
+    ).encode(),
     st.integers(0, 20),
     st.text(max_size=20),
 )
 TORN = st.one_of(
-    LINE.flatmap(lambda line: st.integers(0, len(line)).map(lambda n: line[:n])), st.binary()
+    LINE.flatmap(lambda line: st.integers(0, len(line)).map(lambda n: line[:n])),
+    st.binary(),
 )
 
 
 @settings(max_examples=300, deadline=None)
-@given(st.lists(st.one_of(LINE, TORN), max_size=8), st.integers(0, 20), st.binary(max_size=9))
-def test_any_torn_log_keeps_its_good_lines(lines: list[bytes], step: int, end: bytes) -> None:
+@given(
+    st.lists(st.one_of(LINE, TORN), max_size=8),
+    st.integers(0, 20),
+    st.binary(max_size=9),
+)
+def test_any_torn_log_keeps_its_good_lines(
+    lines: list[bytes], step: int, end: bytes
+) -> None:
     import tempfile
 
     with tempfile.TemporaryDirectory() as folder:
         log = Path(folder) / "log.jsonl"
         log.write_bytes(b"\n".join([*lines, end]))
         checkpoints.forget_after(log, step)
-        remaining = [json.loads(line) for line in log.read_bytes().splitlines() if line]
+        remaining = [
+            json.loads(line) for line in log.read_bytes().splitlines() if line
+        ]
         assert all(line["step"] <= step for line in remaining)
         good = [line for line in lines if checkpoints.step_of_line(line) <= step]
         whole = [line for line in good if b"\n" not in line and b"\r" not in line]
@@ -208,13 +240,26 @@ def test_shards_hold_their_part_and_gather_to_the_first_rank(
 ) -> None:
     script = tmp_path / "shards.py"
     script.write_text(SHARDS)
-    fields = {name: value for name, value in vars(calm).items() if value is not None}
+    fields = {
+        name: value for name, value in vars(calm).items() if value is not None
+    }
     sizes = {n: "none" if v is None else v for n, v in fields.pop("model").items()}
     lines = [f"{name} = {json.dumps(value)}" for name, value in fields.items()]
-    lines += ["[model]", *(f"{name} = {json.dumps(value)}" for name, value in sizes.items())]
+    lines += [
+        "[model]",
+        *(f"{name} = {json.dumps(value)}" for name, value in sizes.items()),
+    ]
     (tmp_path / "recipe.toml").write_text("\n".join(lines))
-    start = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc_per_node=2"]
+    start = [
+        sys.executable,
+        "-m",
+        "torch.distributed.run",
+        "--standalone",
+        "--nproc_per_node=2",
+    ]
     paths = [str(script), str(tmp_path / "recipe.toml"), str(newest(calm))]
     env = {**os.environ, "OMP_NUM_THREADS": "1", "PYTHONPATH": str(ROOT)}
-    done = subprocess.run([*start, *paths], env=env, capture_output=True, text=True, timeout=300)
+    done = subprocess.run(
+        [*start, *paths], env=env, capture_output=True, text=True, timeout=300
+    )
     assert done.returncode == 0, done.stderr[-3000:]

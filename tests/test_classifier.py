@@ -34,7 +34,9 @@ def recipe(tmp_path_factory: pytest.TempPathFactory) -> ClassifierRecipe:
     write_tokenizer(folder)
     write_model(folder)
     write_rows(folder / "rows.parquet")
-    return ClassifierRecipe(weights=str(folder), rows=str(folder / "rows.parquet"), rate=5e-3)
+    return ClassifierRecipe(
+        weights=str(folder), rows=str(folder / "rows.parquet"), rate=5e-3
+    )
 
 
 def write_tokenizer(folder: Path) -> None:
@@ -44,7 +46,9 @@ def write_tokenizer(folder: Path) -> None:
     numbers = {word: number for number, word in enumerate(WORDS)}
     bare = Tokenizer(models.WordLevel(numbers, unk_token="[UNK]"))
     bare.pre_tokenizer = pre_tokenizers.Whitespace()
-    tokenizer = PreTrainedTokenizerFast(tokenizer_object=bare, pad_token="[PAD]", unk_token="[UNK]")
+    tokenizer = PreTrainedTokenizerFast(
+        tokenizer_object=bare, pad_token="[PAD]", unk_token="[UNK]"
+    )
     tokenizer.save_pretrained(folder)
 
 
@@ -69,14 +73,19 @@ def write_rows(path: Path) -> None:
     import pyarrow.parquet as pq
 
     draw = random.Random(0)
-    texts = [" ".join(draw.choices(WORDS[2:], k=draw.randint(3, 30))) for _ in range(157)]
+    texts = [
+        " ".join(draw.choices(WORDS[2:], k=draw.randint(3, 30))) for _ in range(157)
+    ]
     labels = [int("w1" in text.split()) for text in texts]
     pq.write_table(pa.table({"text": texts, "label": labels}), path)
 
 
 def plain_loop(recipe: ClassifierRecipe) -> list[float]:
     """The training with nothing but PyTorch, as the lesson writes it."""
-    from transformers import AutoModelForSequenceClassification, get_linear_schedule_with_warmup
+    from transformers import (
+        AutoModelForSequenceClassification,
+        get_linear_schedule_with_warmup,
+    )
 
     torch.manual_seed(recipe.seed)
     model = AutoModelForSequenceClassification.from_pretrained(
@@ -87,7 +96,9 @@ def plain_loop(recipe: ClassifierRecipe) -> list[float]:
     model.base_model.embeddings.requires_grad_(False)
     loader = make_loader(recipe)
     optimizer = torch.optim.AdamW(decay_groups(model, recipe.decay), lr=recipe.rate)
-    schedule = get_linear_schedule_with_warmup(optimizer, recipe.warmup, len(loader))
+    schedule = get_linear_schedule_with_warmup(
+        optimizer, recipe.warmup, len(loader)
+    )
     losses = []
     for batch in loader:
         loss = model(**batch).loss
@@ -135,7 +146,9 @@ def train_alone(recipe: ClassifierRecipe, **changes: Any) -> list[float]:
         ({"weights": None}, "weights is None.*string"),
     ],
 )
-def test_a_mistake_in_a_recipe_is_named(fields: dict[str, Any], message: str) -> None:
+def test_a_mistake_in_a_recipe_is_named(
+    fields: dict[str, Any], message: str
+) -> None:
     with pytest.raises(CourseError, match=f"(?s){message}"):
         ClassifierRecipe(**{"weights": "start", "rows": "rows.parquet", **fields})
 
@@ -156,7 +169,13 @@ def test_a_change_is_checked_too() -> None:
 @given(
     st.dictionaries(
         st.sampled_from([*ClassifierRecipe.model_fields, "batches", "lr"]),
-        st.one_of(st.integers(), st.floats(), st.text(max_size=3), st.none(), st.booleans()),
+        st.one_of(
+            st.integers(),
+            st.floats(),
+            st.text(max_size=3),
+            st.none(),
+            st.booleans(),
+        ),
     )
 )
 def test_any_fields_make_a_recipe_or_a_course_error(fields: dict[str, Any]) -> None:
@@ -191,7 +210,9 @@ def test_two_processes_are_the_plain_loop_in_every_step(
     assert reference[0] - min(reference) > 0.05
 
 
-@pytest.mark.parametrize("fault", [{"seed": 1, "dropout": 0.1}, {"decay": 30.0}, {"warmup": 0}])
+@pytest.mark.parametrize(
+    "fault", [{"seed": 1, "dropout": 0.1}, {"decay": 30.0}, {"warmup": 0}]
+)
 def test_the_agreement_breaks_with_another_setting(
     recipe: ClassifierRecipe, reference: list[float], fault: dict[str, Any]
 ) -> None:
@@ -199,30 +220,46 @@ def test_the_agreement_breaks_with_another_setting(
 
 
 def test_the_agreement_breaks_in_the_last_step_where_rows_are_not_weighed(
-    recipe: ClassifierRecipe, reference: list[float], monkeypatch: pytest.MonkeyPatch
+    recipe: ClassifierRecipe,
+    reference: list[float],
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr(classifier, "shared_loss", lambda losses, *rest: losses.mean())
+    monkeypatch.setattr(
+        classifier, "shared_loss", lambda losses, *rest: losses.mean()
+    )
     careless = launch(train, recipe.change(processes=2), world=2)[0]
     differences = [abs(a - b) for a, b in zip(careless, reference, strict=True)]
     assert max(differences[:-1]) < 1e-4 < differences[-1]
 
 
 @unhurried
-@given(st.lists(st.floats(0, 10, width=32), min_size=12, max_size=12), st.integers(1, 12))
-def test_parts_of_a_ragged_batch_average_to_its_mean(values: list[float], rows: int) -> None:
+@given(
+    st.lists(st.floats(0, 10, width=32), min_size=12, max_size=12),
+    st.integers(1, 12),
+)
+def test_parts_of_a_ragged_batch_average_to_its_mean(
+    values: list[float], rows: int
+) -> None:
     losses = torch.tensor(values)
-    parts = [shared_loss(losses[first : first + 4], first, rows, 3) for first in (0, 4, 8)]
+    parts = [
+        shared_loss(losses[first : first + 4], first, rows, 3)
+        for first in (0, 4, 8)
+    ]
     average = torch.stack(parts).mean().item()
     assert average == pytest.approx(losses[:rows].mean().item(), abs=1e-5)
 
 
-def test_a_run_with_fewer_processes_than_planned_stops(recipe: ClassifierRecipe) -> None:
+def test_a_run_with_fewer_processes_than_planned_stops(
+    recipe: ClassifierRecipe,
+) -> None:
     with pytest.raises(CourseError, match="1 process"):
         train(recipe.change(processes=2))
 
 
 @pytest.mark.parametrize("name", ["weights", "rows"])
-def test_files_that_are_not_here_are_named(recipe: ClassifierRecipe, name: str) -> None:
+def test_files_that_are_not_here_are_named(
+    recipe: ClassifierRecipe, name: str
+) -> None:
     with pytest.raises(CourseError, match="(?s)not here.*nowhere"):
         train(recipe.change(**{name: "/nowhere"}))
 
@@ -260,7 +297,9 @@ def test_every_form_saves_the_whole_trained_model(
 
     load = AutoModelForSequenceClassification.from_pretrained
     launch(train, recipe.change(save=str(tmp_path / "one")), world=1)
-    losses = launch(program, recipe.change(processes=2, save=str(tmp_path / "two")), world=2)
+    losses = launch(
+        program, recipe.change(processes=2, save=str(tmp_path / "two")), world=2
+    )
     assert gap(losses[0], reference) < 1e-4
     wanted = load(tmp_path / "one").state_dict()
     saved = load(tmp_path / "two").state_dict()
@@ -278,7 +317,13 @@ def test_torchrun_takes_a_recipe_and_leaves_losses_and_a_model(
 ) -> None:
     saving = recipe.change(processes=2, save=str(tmp_path / "model"))
     (tmp_path / "recipe.json").write_text(saving.model_dump_json())
-    command = [sys.executable, "-m", "torch.distributed.run", "--nproc_per_node", "2"]
+    command = [
+        sys.executable,
+        "-m",
+        "torch.distributed.run",
+        "--nproc_per_node",
+        "2",
+    ]
     command += ["--master_port", str(free_port()), "-m", "stages.classifier"]
     command += [str(tmp_path / "recipe.json"), str(tmp_path / "losses.json")]
     child = subprocess.run(

@@ -18,19 +18,28 @@ from hypothesis import strategies as st
 from stages import corpus, sources
 from utils.errors import CourseError
 
-LINES = "\n".join(f"value_{i} = compute_something(value_{i - 1}, {i})" for i in range(1, 60)) + "\n"
+LINES = (
+    "\n".join(
+        f"value_{i} = compute_something(value_{i - 1}, {i})" for i in range(1, 60)
+    )
+    + "\n"
+)
 
 
 def code(name: str, lines: int = 60) -> str:
     """A document of its own: most of its words occur in no other."""
-    return "".join(f"{name}_{i} = {name}_call_{i}({name}, {i})\n" for i in range(lines))
+    return "".join(
+        f"{name}_{i} = {name}_call_{i}({name}, {i})\n" for i in range(lines)
+    )
 
 
 @pytest.fixture
 def package(tmp_path):
     """Writes files into a folder and makes a tree of them."""
 
-    def make(files: dict[str, str | bytes], licence: str = "MIT", name: str = "thing"):
+    def make(
+        files: dict[str, str | bytes], licence: str = "MIT", name: str = "thing"
+    ):
         root = tmp_path / "root" / name
         for path, content in files.items():
             (root / path).parent.mkdir(parents=True, exist_ok=True)
@@ -82,7 +91,9 @@ def test_accidents_are_counted_and_never_raise(package, tmp_path):
     }
 
 
-@pytest.mark.skipif(os.name != "posix", reason="links need a right that Windows rarely gives")
+@pytest.mark.skipif(
+    os.name != "posix", reason="links need a right that Windows rarely gives"
+)
 def test_links_are_counted_too(package, tmp_path):
     root = package({"good.py": code("good")}).root
     (root / "loop.py").symlink_to("loop.py")
@@ -106,7 +117,10 @@ def test_a_file_that_goes_before_it_is_read_is_counted(package, tmp_path):
 def test_reading_a_table_keeps_nothing_of_what_was_read(tmp_path):
     path = tmp_path / "files.parquet"
     # A megabyte a row, so that each chunk of eight million characters is a row group of eight.
-    rows = ({"repo_name": "r", "path": str(i), "content": f"{i:>01000000}"} for i in range(120))
+    rows = (
+        {"repo_name": "r", "path": str(i), "content": f"{i:>01000000}"}
+        for i in range(120)
+    )
     contents = ({"id": row["path"], "content": row["content"]} for row in rows)
     corpus.write_rows(path, "contents", contents, "none")
     before = pa.total_allocated_bytes()
@@ -130,10 +144,15 @@ def test_a_used_folder_and_a_package_given_twice_are_refused(package, tmp_path):
     assert not list(tmp_path.glob("*.parquet"))
 
 
-def test_nothing_that_was_taken_out_is_in_what_is_published(package, tmp_path, monkeypatch):
+def test_nothing_that_was_taken_out_is_in_what_is_published(
+    package, tmp_path, monkeypatch
+):
     monkeypatch.setattr(corpus, "opted_out", lambda: ["private/*", "leaver"])
     secrets = ["AKIA" + "Q7" * 8, "marker.ada@" + "example.org", "hunter2marker"]
-    keeps = code("keeps") + f"# {secrets[0]}, {secrets[1]}, https://ada:{secrets[2]}@host/x\n"
+    keeps = (
+        code("keeps")
+        + f"# {secrets[0]}, {secrets[1]}, https://ada:{secrets[2]}@host/x\n"
+    )
     trees = [
         package(
             {
@@ -155,7 +174,10 @@ def test_nothing_that_was_taken_out_is_in_what_is_published(package, tmp_path, m
         "exact duplicate",
     }
     # Lesson 03 publishes the splits and the list of what was rejected.
-    published = [*(tmp_path / "out").glob("t*-*.parquet"), tmp_path / "out" / "rejected.parquet"]
+    published = [
+        *(tmp_path / "out").glob("t*-*.parquet"),
+        tmp_path / "out" / "rejected.parquet",
+    ]
     public = repr([row for path in published for row in corpus.rows_of(path)])
     raw = repr(list(corpus.rows_of(tmp_path / "out" / "contents.parquet")))
     names = ["private", "made", "refused", "leaver"]
@@ -217,11 +239,37 @@ def hostile_tables(engine: duckdb.DuckDBPyConnection, prefix: str) -> None:
     """The three tables with rows at every edge of the query."""
     sizes = [0, 1023, 1024, 5000, 1048575, 1048576, None]
     # Every third path is in a repository without a licence, the next one in one with two.
-    paths = ["a.py", "a.PY", "b.py", "a.pyi", ".py", None, "x/%.py", "a.py ", "c.py", "py", None]
-    files = [(f"repo{i % 3}", path, f"id{j}") for i, path in enumerate(paths) for j in range(21)]
-    contents = [(f"id{j}", sizes[j % 7], [False, True, None][j // 7], "text", j) for j in range(21)]
-    licences = [("repo0", "mit"), ("repo1", "apache-2.0"), ("repo1", "gpl-3.0"), (None, "mit")]
-    content_columns = 'id VARCHAR, size BIGINT, "binary" BOOLEAN, content VARCHAR, copies BIGINT'
+    paths = [
+        "a.py",
+        "a.PY",
+        "b.py",
+        "a.pyi",
+        ".py",
+        None,
+        "x/%.py",
+        "a.py ",
+        "c.py",
+        "py",
+        None,
+    ]
+    files = [
+        (f"repo{i % 3}", path, f"id{j}")
+        for i, path in enumerate(paths)
+        for j in range(21)
+    ]
+    contents = [
+        (f"id{j}", sizes[j % 7], [False, True, None][j // 7], "text", j)
+        for j in range(21)
+    ]
+    licences = [
+        ("repo0", "mit"),
+        ("repo1", "apache-2.0"),
+        ("repo1", "gpl-3.0"),
+        (None, "mit"),
+    ]
+    content_columns = (
+        'id VARCHAR, size BIGINT, "binary" BOOLEAN, content VARCHAR, copies BIGINT'
+    )
     tables = [
         ("files", "repo_name VARCHAR, path VARCHAR, id VARCHAR", files),
         ("contents", content_columns, contents),
@@ -241,7 +289,9 @@ def test_bigquery_and_duckdb_are_asked_the_same_question(tmp_path):
     hostile_tables(engine, '"bigquery-public-data".github_repos.')
     for name in ("files", "contents", "licenses"):
         table = f'"bigquery-public-data".github_repos.{name}'
-        engine.execute(f"COPY {table} TO '{tmp_path}/{name}.parquet' (FORMAT parquet)")
+        engine.execute(
+            f"COPY {table} TO '{tmp_path}/{name}.parquet' (FORMAT parquet)"
+        )
     theirs = sqlglot.transpile(corpus.query(), read="bigquery", write="duckdb")[0]
     theirs = sorted(engine.execute(theirs).fetchall(), key=repr)
     ours = sorted(engine.execute(corpus.query(tmp_path)).fetchall(), key=repr)
@@ -253,12 +303,16 @@ def test_bigquery_and_duckdb_are_asked_the_same_question(tmp_path):
 def test_the_template_differs_in_table_names_only():
     text = corpus.query()
     for name in ("files", "contents", "licenses"):
-        text = text.replace(f"`bigquery-public-data.github_repos.{name}`", f"'here/{name}.parquet'")
+        text = text.replace(
+            f"`bigquery-public-data.github_repos.{name}`", f"'here/{name}.parquet'"
+        )
     assert text == corpus.query(Path("here")) and "`" not in text
 
 
 def test_a_folder_with_quotes_and_braces_is_no_injection(package, tmp_path):
-    assert fates([package({"a.py": code("a")})], tmp_path / "it's {files} here") == {"a.py": "kept"}
+    assert fates(
+        [package({"a.py": code("a")})], tmp_path / "it's {files} here"
+    ) == {"a.py": "kept"}
 
 
 # filters ----------------------------------------------------------------------------------------
@@ -267,7 +321,9 @@ def test_a_folder_with_quotes_and_braces_is_no_injection(package, tmp_path):
 def test_each_filter_takes_its_own(package, tmp_path, monkeypatch):
     monkeypatch.setattr(corpus, "opted_out", lambda: ["private/*"])
     monkeypatch.setattr(corpus, "BALLAST_KEPT", 0)
-    mean = "\n".join("name_with_a_long_tail = " + "call_it(again) + " * 8 for _ in range(30))
+    mean = "\n".join(
+        "name_with_a_long_tail = " + "call_it(again) + " * 8 for _ in range(30)
+    )
     files = {
         "kept.py": code("kept"),
         "late.py": code("late") + "# auto-generated",
@@ -302,8 +358,16 @@ def test_each_filter_takes_its_own(package, tmp_path, monkeypatch):
 
 def test_ballast_keeps_the_same_share_everywhere():
     form = corpus.measure(LINES.encode())
-    facts = {"content": LINES, "package": "p", "path": "tests/a.py", "license": "MIT"}
-    rows = [{**facts, "hash": sources.blob_id(str(number).encode())} for number in range(2000)]
+    facts = {
+        "content": LINES,
+        "package": "p",
+        "path": "tests/a.py",
+        "license": "MIT",
+    }
+    rows = [
+        {**facts, "hash": sources.blob_id(str(number).encode())}
+        for number in range(2000)
+    ]
     reasons = [corpus.objection(row, form)[0] for row in rows]
     assert set(reasons) == {"", "tests"}
     assert abs(reasons.count("") / 2000 - 0.3) < 0.03
@@ -316,8 +380,12 @@ def test_measures_equal_those_by_hand(text):
     lines = text.split("\n")
     form = corpus.measure(text.encode())
     assert form.longest_line == max(map(len, lines))
-    assert form.mean_line == pytest.approx(sum(map(len, lines)) / len(lines), abs=1e-3)
-    assert form.letters == pytest.approx(sum(c.isalnum() for c in text) / len(text), abs=1e-3)
+    assert form.mean_line == pytest.approx(
+        sum(map(len, lines)) / len(lines), abs=1e-3
+    )
+    assert form.letters == pytest.approx(
+        sum(c.isalnum() for c in text) / len(text), abs=1e-3
+    )
     pieces = re.findall(r"[a-z_]+|[A-Z]+|[0-9]+|([.,()#])\1*", text)
     # Space at the very beginning counts as a piece.
     count = len(pieces) + text[0].isspace()
@@ -347,19 +415,27 @@ def test_measures_equal_those_by_hand(text):
         ("ada@example.org", "e-mail"),
         ("eyJ" + "a" * 12 + ".eyJ" + "b" * 12 + ".sig", "web-token"),
         ("https://ada:hunter2@host/x", "password"),
-        ("-----BEGIN RSA PRIVATE KEY-----\nabc\n-----END RSA PRIVATE KEY-----", "private-key"),
+        (
+            "-----BEGIN RSA PRIVATE KEY-----\nabc\n-----END RSA PRIVATE KEY-----",
+            "private-key",
+        ),
     ],
 )
 def test_secrets_are_cut_out_and_counted(text, kind):
     redacted, counts = corpus.redact(f"x = '{text}'\n" * 2)
     assert counts == {kind: 2}
     assert redacted.count(f"<{kind}>") == 2
-    body = max(re.split(r"://|@host|A[KS]IA|github_pat_|sk-|-----[A-Z ]+-----", text), key=len)
+    body = max(
+        re.split(r"://|@host|A[KS]IA|github_pat_|sk-|-----[A-Z ]+-----", text),
+        key=len,
+    )
     assert body not in redacted
 
 
 def test_an_address_that_touches_another_goes_too():
-    redacted, _ = corpus.redact("to ada@example.org-bob@example.org, eve@example.org.")
+    redacted, _ = corpus.redact(
+        "to ada@example.org-bob@example.org, eve@example.org."
+    )
     assert redacted == "to <e-mail>, <e-mail>."
 
 
@@ -458,7 +534,11 @@ def test_the_original_stays_and_the_vendored_copy_goes(package, tmp_path):
             name="apex",
         ),
         package(
-            {"z/a.py": code("a"), "z/c.py": code("b").replace("\n", "\r\n\n"), "z/d.py": code("d")},
+            {
+                "z/a.py": code("a"),
+                "z/c.py": code("b").replace("\n", "\r\n\n"),
+                "z/d.py": code("d"),
+            },
             name="z",
         ),
     ]
@@ -472,18 +552,26 @@ def test_the_original_stays_and_the_vendored_copy_goes(package, tmp_path):
     }
 
 
-def test_a_copy_under_a_licence_we_may_use_is_found_behind_one_we_may_not(package, tmp_path):
+def test_a_copy_under_a_licence_we_may_use_is_found_behind_one_we_may_not(
+    package, tmp_path
+):
     trees = [
         package({"a.py": code("a")}, "GPL", "first"),
         package({"b.py": code("a")}, "MIT", "second"),
         package({"c.py": code("a")}, "GPL", "third"),
     ]
-    assert fates(trees, tmp_path / "out") == {"a.py": "licence", "b.py": "kept", "c.py": "licence"}
+    assert fates(trees, tmp_path / "out") == {
+        "a.py": "licence",
+        "b.py": "kept",
+        "c.py": "licence",
+    }
 
 
 def test_near_duplicates_leave_no_chain_and_no_pair(package, tmp_path):
     def version(start: int) -> str:
-        return "".join(f"name_{i} = call_{i}(other_{i})\n" for i in range(start, start + 200))
+        return "".join(
+            f"name_{i} = call_{i}(other_{i})\n" for i in range(start, start + 200)
+        )
 
     files = {"a.py": version(0), "b.py": version(12), "c.py": version(24)}
     assert fates([package(files)], tmp_path / "out") == {
@@ -508,7 +596,9 @@ def test_split_keeps_packages_and_families_whole():
     assert parts["giant"] == "train"
     assert all(parts[name] == parts[name.removesuffix("-core")] for name in sizes)
     for split in ("test", "validation"):
-        share = sum(sizes[n] for n in sizes if parts[n] == split) / sum(sizes.values())
+        share = sum(sizes[n] for n in sizes if parts[n] == split) / sum(
+            sizes.values()
+        )
         assert 0.04 < share <= 0.05
     assert corpus.split_packages(dict(reversed(sizes.items()))) == parts
 

@@ -1,10 +1,11 @@
 """Intervals and tests of difference: each property by itself."""
+
 from __future__ import annotations
 
 import numpy as np
 import pytest
 
-from utils.evaluation import accuracy, bootstrap, difference, Interval, mcnemar
+from utils.evaluation import Interval, accuracy, bootstrap, difference, mcnemar
 
 
 def coins(share: float, size: int, seed: int) -> np.ndarray:
@@ -22,7 +23,9 @@ def test_the_interval_holds_the_truth_about_as_often_as_it_says() -> None:
 
 def test_four_times_the_rows_halve_the_interval() -> None:
     narrow, wide = (bootstrap(np.mean, coins(0.7, n, 1)) for n in (4_000, 1_000))
-    assert (wide.high - wide.low) / (narrow.high - narrow.low) == pytest.approx(2, rel=0.15)
+    assert (wide.high - wide.low) / (narrow.high - narrow.low) == pytest.approx(
+        2, rel=0.15
+    )
 
 
 def test_the_same_seed_gives_the_same_interval() -> None:
@@ -42,8 +45,14 @@ def test_paired_rows_see_a_difference_that_two_separate_intervals_hide() -> None
     theirs = coins(0.70, 400, 5).astype(int)
     ours = theirs.copy()
     ours[np.flatnonzero(theirs == 0)[:12]] = 1
-    one, other = bootstrap(accuracy, labels, ours), bootstrap(accuracy, labels, theirs)
-    assert one.low < other.high and difference(accuracy, labels, ours, theirs).beyond_noise
+    one, other = (
+        bootstrap(accuracy, labels, ours),
+        bootstrap(accuracy, labels, theirs),
+    )
+    assert (
+        one.low < other.high
+        and difference(accuracy, labels, ours, theirs).beyond_noise
+    )
 
 
 @pytest.mark.parametrize("columns", [([1, 2], [1]), ([],)])

@@ -25,7 +25,9 @@ def test_there_are_enough_of_them_in_every_package():
 @pytest.fixture
 def checkout(tmp_path):
     """A checkout of one function, a test that sees what it does, and one that does not."""
-    (tmp_path / "double.py").write_text("def double(number):\n    return 2 * number\n")
+    (tmp_path / "double.py").write_text(
+        "def double(number):\n    return 2 * number\n"
+    )
     tests = "from double import double\n\n\ndef test_good():\n    assert double(3) == 6\n\n\n"
     tests += "def test_blind():\n    assert double(0) == 0\n\n\ndef test_red():\n    assert False\n"
     (tmp_path / "test_double.py").write_text(tests)

@@ -45,8 +45,13 @@ def test_a_method_is_dedented_and_known_for_one() -> None:
         pytest.param("x = '\ud800'\n", id="half a character"),
         pytest.param("(" * 100_000, id="too deep"),
         pytest.param("def f(values):\n" + BODY, id="no docstring"),
-        pytest.param('def f(values):\n    """Too few words."""\n' + BODY, id="few words"),
-        pytest.param('def f():\n    """A docstring with quite enough words."""\n', id="no body"),
+        pytest.param(
+            'def f(values):\n    """Too few words."""\n' + BODY, id="few words"
+        ),
+        pytest.param(
+            'def f():\n    """A docstring with quite enough words."""\n',
+            id="no body",
+        ),
         pytest.param(
             'def f(v): "A docstring with quite enough words."; return [x for x in v] + [0] * 40\n',
             id="all on one line",
@@ -67,7 +72,9 @@ def test_a_long_signature_and_a_decorator_are_told_apart() -> None:
 
 
 def test_a_text_that_begins_left_of_the_code_cannot_be_dedented() -> None:
-    text = MEAN.replace("total = 0", 'total = len("""\nlines at the left margin\n""")')
+    text = MEAN.replace(
+        "total = 0", 'total = len("""\nlines at the left margin\n""")'
+    )
     ast.parse(text)
     assert functions_of(text) == []
 
@@ -123,14 +130,21 @@ PIECES = st.sampled_from(
 INDENTS = st.sampled_from(["", "    ", "        ", "\t", "  "])
 ENDS = st.sampled_from(["\n", "\r\n", "\r", ";", " "])
 LINES = st.tuples(INDENTS, PIECES, ENDS)
-SOURCES = st.lists(LINES, max_size=12).map(lambda lines: "".join(map("".join, lines)))
+SOURCES = st.lists(LINES, max_size=12).map(
+    lambda lines: "".join(map("".join, lines))
+)
 
 
 @settings(unhurried, max_examples=400)
 @given(st.one_of(SOURCES, st.text(max_size=80)), st.booleans())
-def test_any_text_gives_functions_that_parse_or_none(text: str, in_function: bool) -> None:
+def test_any_text_gives_functions_that_parse_or_none(
+    text: str, in_function: bool
+) -> None:
     if in_function:
-        text = 'def f(a):\n    """Five words are needed here."""\n' + textwrap.indent(text, "    ")
+        text = (
+            'def f(a):\n    """Five words are needed here."""\n'
+            + textwrap.indent(text, "    ")
+        )
     for function in documented_functions(text, shortest=0):
         assert len(ast.parse(function.code).body) == 1
         ast.parse(function.body)
@@ -139,7 +153,9 @@ def test_any_text_gives_functions_that_parse_or_none(text: str, in_function: boo
 
 @settings(unhurried, max_examples=100)
 @given(st.integers(0, 60), st.integers(0, 60), st.text(max_size=5))
-def test_real_code_with_a_hole_in_it_is_no_danger(start: int, length: int, patch: str) -> None:
+def test_real_code_with_a_hole_in_it_is_no_danger(
+    start: int, length: int, patch: str
+) -> None:
     source = inspect.getsource(textwrap)
     at = start * len(source) // 60
     broken = source[:at] + patch + source[at + length :]

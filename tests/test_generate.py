@@ -16,7 +16,10 @@ def two(course, monkeypatch):
     """Two lessons with generated cells; the first makes what the second takes."""
     for name, code in (
         ("00_first.ipynb", 'lesson.publish("thing")'),
-        ("01_second.ipynb", 'lesson.need("thing"); asset("minilm"); asset("unknown")'),
+        (
+            "01_second.ipynb",
+            'lesson.need("thing"); asset("minilm"); asset("unknown")',
+        ),
     ):
         path = course.add(name, ("", "bootstrap"), PARAMETERS, code)
         notebook = nbformat.read(path, 4)
@@ -44,7 +47,9 @@ def test_sync_once_is_enough_and_stale_is_found(two):
     assert len(generate.sync()) == 3
     assert generate.sync() == []
     path = two.root / "notebooks/00_first.ipynb"
-    path.write_text(path.read_text().replace('"summary": "It does."', '"summary": "It did."'))
+    path.write_text(
+        path.read_text().replace('"summary": "It does."', '"summary": "It did."')
+    )
     assert path in generate.sync(write_it=False)
     assert generate.sync() != [] and generate.sync() == []
 
@@ -73,7 +78,11 @@ def test_the_set_up_cell_is_folded_everywhere_and_quiet_on_a_checkout(two, capsy
 
 def test_study_time_is_given_or_estimated():
     words = {"cell_type": "markdown", "metadata": {}, "source": "word " * 3000}
-    code = {"cell_type": "code", "metadata": {}, "source": ["x = 1\n", "\n", "y = 2\n"] * 30}
+    code = {
+        "cell_type": "code",
+        "metadata": {},
+        "source": ["x = 1\n", "\n", "y = 2\n"] * 30,
+    }
     folded = {**code, "metadata": {"tags": ["bootstrap"]}}
     notebook = {"metadata": {}, "cells": [words, code, folded]}
     assert generate.study_time(notebook) == "0.75 hours"
@@ -101,15 +110,26 @@ def test_tables_and_lists_begin_a_paragraph(two):
 
 def test_recorded_runs_become_the_cost_card(two):
     (two.root / "results").mkdir()
-    cost = {"seconds": 61, "peak_bytes": 1_234_000_000, "disk_bytes": 0, "machine": "2 cores"}
-    artifacts.write_json(two.root / "results/smoke.json", {"notebooks": {"00": cost}})
+    cost = {
+        "seconds": 61,
+        "peak_bytes": 1_234_000_000,
+        "disk_bytes": 0,
+        "machine": "2 cores",
+    }
+    artifacts.write_json(
+        two.root / "results/smoke.json", {"notebooks": {"00": cost}}
+    )
     generate.sync()
-    assert "| smoke | 70 s | 1.3 GB | nothing | 2 cores |" in header(two, "00_first.ipynb")
+    assert "| smoke | 70 s | 1.3 GB | nothing | 2 cores |" in header(
+        two, "00_first.ipynb"
+    )
     assert "| 00 · first" not in header(two, "00_first.ipynb")
     assert "70 s" in (two.root / "README.md").read_text()
 
 
-@pytest.mark.parametrize("seconds, text", [(0.4, "10 s"), (90, "90 s"), (91, "2 min")])
+@pytest.mark.parametrize(
+    "seconds, text", [(0.4, "10 s"), (90, "90 s"), (91, "2 min")]
+)
 def test_costs_are_rounded_up(seconds, text):
     assert generate.round_seconds(seconds) == text
 

@@ -27,7 +27,13 @@ import torch.distributed as dist
 import yaml
 
 from stages import launch as launching
-from stages.launch import free_port, launch, rank_device, require_world, start_method
+from stages.launch import (
+    free_port,
+    launch,
+    rank_device,
+    require_world,
+    start_method,
+)
 from utils.errors import ROOT, CourseError
 
 NOTEBOOKS = {"10": "10_many_processes.ipynb", "11": "11_sharding.ipynb"}
@@ -39,7 +45,9 @@ slow = pytest.mark.slow
 forks = pytest.mark.skipif(
     start_method().value != "fork", reason="functions of a test travel by fork"
 )
-proc = pytest.mark.skipif(not Path("/proc").exists(), reason="looks for processes in /proc")
+proc = pytest.mark.skipif(
+    not Path("/proc").exists(), reason="looks for processes in /proc"
+)
 
 
 def rank_and_sum(extra: int) -> dict[str, Any]:
@@ -112,14 +120,17 @@ def test_the_output_of_a_rank_stands_in_the_order_of_numbers(capsys):
 def test_a_spawned_process_gets_the_function_by_value():
     # a closure, as a cell has
     add = 5
-    assert launch(lambda: add + int(os.environ["RANK"]), world=2, start="spawn") == [5, 6]
+    assert launch(
+        lambda: add + int(os.environ["RANK"]), world=2, start="spawn"
+    ) == [5, 6]
 
 
 @slow
 @forks
 def test_the_rank_that_raised_first_is_named():
     with pytest.raises(
-        CourseError, match=r"rank 1 failed first: ValueError: boom\n  where: raise_on:"
+        CourseError,
+        match=r"rank 1 failed first: ValueError: boom\n  where: raise_on:",
     ):
         launch(raise_on, 1, seconds=30)
 
@@ -135,7 +146,9 @@ def test_a_rank_that_died_in_silence_is_named_and_not_its_neighbour():
 @forks
 @proc
 def test_a_hang_ends_with_the_place_of_each_rank_and_leaves_nobody(tmp_path):
-    with pytest.raises(CourseError, match=r"(?s)rank 0: hang_on.*rank 1: all_reduce.*hang_on"):
+    with pytest.raises(
+        CourseError, match=r"(?s)rank 0: hang_on.*rank 1: all_reduce.*hang_on"
+    ):
         launch(hang_on, 0, str(tmp_path), seconds=1)
     assert len(list(tmp_path.glob("*.pid"))) == 2
     assert running(tmp_path) == []
@@ -143,8 +156,12 @@ def test_a_hang_ends_with_the_place_of_each_rank_and_leaves_nobody(tmp_path):
 
 @slow
 @forks
-def test_the_clock_starts_when_all_are_ready_however_long_their_imports_take(tmp_path):
-    with pytest.raises(CourseError, match=r"(?s)after 1 s these ranks.*rank 0: hang_on.*hang_on"):
+def test_the_clock_starts_when_all_are_ready_however_long_their_imports_take(
+    tmp_path,
+):
+    with pytest.raises(
+        CourseError, match=r"(?s)after 1 s these ranks.*rank 0: hang_on.*hang_on"
+    ):
         launch(hang_on, 0, str(tmp_path), seconds=1, start="spawn")
 
 
@@ -183,7 +200,9 @@ def test_the_end_of_the_last_rank_is_not_missed(monkeypatch, tmp_path):
             return bool(self.answers and self.answers.pop())
 
     waited = []
-    monkeypatch.setattr(launching, "wait", lambda ends, timeout: waited.append(ends))
+    monkeypatch.setattr(
+        launching, "wait", lambda ends, timeout: waited.append(ends)
+    )
     (tmp_path / "0.ready").touch()
     launching.wait_for_end([Child()], tmp_path, 60)
     assert waited == [["its end"]]
@@ -206,8 +225,13 @@ def test_two_launches_at_once_do_not_meet():
         "print(launch(lambda: dist.get_world_size(), world=2))"
     )
     command = [sys.executable, "-c", program]
-    both = [subprocess.Popen(command, stdout=subprocess.PIPE, text=True) for _ in range(2)]
-    assert [one.communicate(timeout=300)[0].strip() for one in both] == ["[2, 2]"] * 2
+    both = [
+        subprocess.Popen(command, stdout=subprocess.PIPE, text=True)
+        for _ in range(2)
+    ]
+    assert [one.communicate(timeout=300)[0].strip() for one in both] == [
+        "[2, 2]"
+    ] * 2
 
 
 def test_a_free_port_is_free_and_never_the_fixed_one():
@@ -217,7 +241,9 @@ def test_a_free_port_is_free_and_never_the_fixed_one():
 
 
 def test_a_kernel_that_made_an_accelerator_is_not_forked(monkeypatch):
-    state = SimpleNamespace(PartialState=SimpleNamespace(_shared_state={"device": "cpu"}))
+    state = SimpleNamespace(
+        PartialState=SimpleNamespace(_shared_state={"device": "cpu"})
+    )
     monkeypatch.setitem(sys.modules, "accelerate.state", state)
     assert start_method().value == "spawn"
     assert "Accelerator" in start_method().reason
@@ -238,7 +264,9 @@ def test_a_launch_of_one_process_is_noticed(monkeypatch):
 
 
 @pytest.mark.parametrize("cards, device", [(0, "cpu"), (1, "cpu"), (2, "cuda:1")])
-def test_a_gpu_is_taken_only_if_there_is_one_for_each_rank(monkeypatch, cards, device):
+def test_a_gpu_is_taken_only_if_there_is_one_for_each_rank(
+    monkeypatch, cards, device
+):
     monkeypatch.setenv("LOCAL_RANK", "1")
     monkeypatch.setenv("LOCAL_WORLD_SIZE", "2")
     monkeypatch.setattr(torch.cuda, "device_count", lambda: cards)
@@ -273,7 +301,9 @@ def cells(lesson: str) -> list[Any]:
 
 def cell(lesson: str, name: str) -> str:
     """The source of a cell, with the parts before it that belong to it."""
-    return "\n\n".join(c.source for c in cells(lesson) if c.id.split("-part")[0] == name)
+    return "\n\n".join(
+        c.source for c in cells(lesson) if c.id.split("-part")[0] == name
+    )
 
 
 def imports(lesson: str) -> str:
@@ -347,7 +377,9 @@ def test_clocks_wait_for_a_gpu_and_only_for_a_gpu(monkeypatch):
     assert isinstance(names.mark(), float)
     assert names.now() > 0
     assert waits == []
-    monkeypatch.setitem(names.now.__globals__, "rank_device", lambda: torch.device("cuda", 0))
+    monkeypatch.setitem(
+        names.now.__globals__, "rank_device", lambda: torch.device("cuda", 0)
+    )
     assert names.now() > 0
     assert waits == ["device"]
     assert names.milliseconds(names.mark(), names.mark()) == 5.0
@@ -356,7 +388,13 @@ def test_clocks_wait_for_a_gpu_and_only_for_a_gpu(monkeypatch):
 
 @pytest.mark.parametrize(
     "lesson, name",
-    [("10", "buckets"), ("11", "timed"), ("11", "meet"), ("11", "link"), ("11", "step")],
+    [
+        ("10", "buckets"),
+        ("11", "timed"),
+        ("11", "meet"),
+        ("11", "link"),
+        ("11", "step"),
+    ],
 )
 def test_no_cell_that_measures_reads_the_clock_of_the_cpu_alone(lesson, name):
     source = cell(lesson, name)
@@ -370,7 +408,9 @@ def test_no_cell_asserts_a_time(lesson):
         if one.cell_type == "code":
             for line in one.source.splitlines():
                 if line.lstrip().startswith("assert"):
-                    assert not {"seconds", "took", "idle", "link", "over"} & set(line.split())
+                    assert not {"seconds", "took", "idle", "link", "over"} & set(
+                        line.split()
+                    )
 
 
 # the forms ---------------------------------------------------------------------------------------
@@ -407,7 +447,13 @@ FORMS = {
         "        average(parameter.grad)",
         "        pass",
     ),
-    "DDP": ("10", "ddp", "launch(ddp)[0]", "DistributedDataParallel(make_model())", "make_model()"),
+    "DDP": (
+        "10",
+        "ddp",
+        "launch(ddp)[0]",
+        "DistributedDataParallel(make_model())",
+        "make_model()",
+    ),
     "Accelerate": (
         "10",
         "accelerated",
@@ -472,14 +518,21 @@ FORMS = {
         "pass",
     ),
 }
-OPTIONAL = pytest.mark.skipif(not find_spec("deepspeed"), reason="DeepSpeed is an optional install")
-EACH = [pytest.param(form, marks=OPTIONAL if form == "DeepSpeed" else ()) for form in FORMS]
+OPTIONAL = pytest.mark.skipif(
+    not find_spec("deepspeed"), reason="DeepSpeed is an optional install"
+)
+EACH = [
+    pytest.param(form, marks=OPTIONAL if form == "DeepSpeed" else ())
+    for form in FORMS
+]
 
 
 def hold(names: dict[str, dict[str, Any]], form: str, broken: bool = False) -> None:
     """Run a form of a lesson, changed or not, and the lesson's own check of its losses."""
     lesson, wanted, call, line, instead = FORMS[form]
-    source = "\n\n".join(cell(lesson, name) for name in dict.fromkeys(["by-hand", *wanted.split()]))
+    source = "\n\n".join(
+        cell(lesson, name) for name in dict.fromkeys(["by-hand", *wanted.split()])
+    )
     assert line in source, f"the lesson no longer has {line!r}"
     if broken:
         source = source.replace(line, instead)
@@ -501,7 +554,9 @@ def untouched_accelerate(monkeypatch) -> Iterator[None]:
 @slow
 @forks
 @pytest.mark.parametrize("form", EACH)
-def test_a_form_reaches_the_loss_of_one_process(names_by_lesson, untouched_accelerate, form):
+def test_a_form_reaches_the_loss_of_one_process(
+    names_by_lesson, untouched_accelerate, form
+):
     hold(names_by_lesson, form)
 
 
@@ -558,14 +613,19 @@ def test_a_file_that_starts_a_recipe_leaves_the_precision_to_it(name):
 
 
 def test_the_settings_of_deepspeed_are_where_the_configuration_looks():
-    inner = yaml.safe_load((ROOT / "launch/zero3.yaml").read_text())["deepspeed_config"]
+    inner = yaml.safe_load((ROOT / "launch/zero3.yaml").read_text())[
+        "deepspeed_config"
+    ]
     settings = json.loads((ROOT / inner["deepspeed_config_file"]).read_text())
     assert settings["zero_optimization"]["stage"] == 3
 
 
 def test_the_slurm_script_parses_and_starts_what_is_there():
     path = ROOT / "launch/slurm.sbatch"
-    assert subprocess.run(["bash", "-n", str(path)], capture_output=True).returncode == 0
+    assert (
+        subprocess.run(["bash", "-n", str(path)], capture_output=True).returncode
+        == 0
+    )
     text = path.read_text()
     assert "launch/multi_node.yaml" in text
     assert "-m stages.training" in text

@@ -36,7 +36,9 @@ def test_what_is_published_can_be_needed(lesson):
 
 
 def test_a_missing_artifact_names_the_command(lesson):
-    with pytest.raises(CourseError, match="is not there(.|\n)*make run ONLY=.* PROFILE=smoke"):
+    with pytest.raises(
+        CourseError, match="is not there(.|\n)*make run ONLY=.* PROFILE=smoke"
+    ):
         lesson.need("thing")
 
 
@@ -49,7 +51,11 @@ def test_a_flipped_byte_is_refused(lesson):
 
 @pytest.mark.parametrize(
     "made, wanted",
-    [({"size": 3}, {"size": 4}), ({}, {"size": 3}), ({"rule": ["a", 1]}, {"rule": ["a", 2]})],
+    [
+        ({"size": 3}, {"size": 4}),
+        ({}, {"size": 3}),
+        ({"rule": ["a", 1]}, {"rule": ["a", 2]}),
+    ],
 )
 def test_other_settings_are_refused(lesson, made, wanted):
     publish(lesson, **made)
@@ -89,12 +95,15 @@ def test_two_generations_of_staleness_are_seen(lesson):
     publish(third, "pretrained")
     publish(lesson, "corpus", text="other")
     with pytest.raises(
-        CourseError, match="was made from 'tokens', which was made from another 'corpus'"
+        CourseError,
+        match="was made from 'tokens', which was made from another 'corpus'",
     ):
         Lesson("20", "smoke", 1).need("pretrained")
 
 
-def test_a_missing_artifact_is_made_by_running_its_lesson(lesson, monkeypatch, capsys):
+def test_a_missing_artifact_is_made_by_running_its_lesson(
+    lesson, monkeypatch, capsys
+):
     program = (
         "import os, sys; sys.path.insert(0, os.getcwd())\n"
         "from utils.lesson import Lesson\n"
@@ -117,7 +126,9 @@ def test_a_missing_artifact_is_made_by_running_its_lesson(lesson, monkeypatch, c
 
 
 @pytest.mark.parametrize("inside_a_run, make", [(True, True), (False, False)])
-def test_nothing_is_made_when_told_not_to_or_inside_a_run(lesson, monkeypatch, inside_a_run, make):
+def test_nothing_is_made_when_told_not_to_or_inside_a_run(
+    lesson, monkeypatch, inside_a_run, make
+):
     monkeypatch.delenv("COURSE_RUN", raising=False)
     if inside_a_run:
         monkeypatch.setenv("COURSE_RUN", "1")
@@ -182,7 +193,12 @@ def test_wrong_answers_are_judged_and_the_solution_put_back(lesson, shown):
     space["answer"] = double = lambda x: 2 * x
     lesson.solution("07.1")
     lesson.refuse("07.1", answer=[lambda x: x, lambda x: x + 3])
-    assert [s[RECORD_TYPE]["verdict"] for s in shown] == ["not attempted", "pass", "fail", "fail"]
+    assert [s[RECORD_TYPE]["verdict"] for s in shown] == [
+        "not attempted",
+        "pass",
+        "fail",
+        "fail",
+    ]
     assert space["answer"] is double
 
 

@@ -74,7 +74,9 @@ def machine_with_a_gpu(monkeypatch):
         "DeviceGetHandleByIndex": cards.__getitem__,
         "DeviceGetUUID": lambda card: card[2],
         "DeviceGetName": lambda card: card[0],
-        "DeviceGetMemoryInfo": lambda card: SimpleNamespace(total=80 * 10**9, used=0),
+        "DeviceGetMemoryInfo": lambda card: SimpleNamespace(
+            total=80 * 10**9, used=0
+        ),
         "DeviceGetCudaComputeCapability": lambda card: (card[1], 0),
     }
     for name, answer in answers.items():
@@ -82,7 +84,8 @@ def machine_with_a_gpu(monkeypatch):
 
 
 @pytest.mark.parametrize(
-    "visible, said", [(None, "T4"), ("2,0", "A100"), ("GPU-ab-4", "H100"), ("GPU-ab", "H100")]
+    "visible, said",
+    [(None, "T4"), ("2,0", "A100"), ("GPU-ab-4", "H100"), ("GPU-ab", "H100")],
 )
 def test_a_lesson_asks_for_the_gpu_without_a_cuda_context(
     machine_with_a_gpu, monkeypatch, visible, said
@@ -111,7 +114,9 @@ def known_to_torch(monkeypatch):
     return card.name, card.total_memory, card.major
 
 
-def test_without_an_nvidia_driver_torch_describes_the_gpu(monkeypatch, known_to_torch):
+def test_without_an_nvidia_driver_torch_describes_the_gpu(
+    monkeypatch, known_to_torch
+):
     monkeypatch.setattr(pynvml, "nvmlInit", fail_of_nvml)
     monkeypatch.setattr(torch.cuda, "device_count", lambda: 1)
     assert tuple(machine.first_gpu()) == known_to_torch
@@ -129,7 +134,9 @@ def test_of_a_part_of_a_card_only_torch_can_tell(
     assert tuple(machine.first_gpu()) == known_to_torch
 
 
-@pytest.mark.parametrize("built, device", [("13.0", "cpu"), ("12.9", "cuda"), (None, "cuda")])
+@pytest.mark.parametrize(
+    "built, device", [("13.0", "cpu"), ("12.9", "cuda"), (None, "cuda")]
+)
 def test_a_gpu_whose_driver_is_too_old_for_torch_is_left_alone(
     machine_with_a_gpu, monkeypatch, built, device
 ):
@@ -142,7 +149,9 @@ def test_a_gpu_whose_driver_is_too_old_for_torch_is_left_alone(
     assert os.environ["CUDA_VISIBLE_DEVICES"] == "0", "a question changed something"
     machine.prepare(chosen, machine.Choice(torch.get_num_threads(), ""), 1)
     assert chosen.value == device
-    assert (chosen.reason == "the driver is too old for CUDA 13.0") == (device == "cpu")
+    assert (chosen.reason == "the driver is too old for CUDA 13.0") == (
+        device == "cpu"
+    )
     assert os.environ["CUDA_VISIBLE_DEVICES"] == ("" if device == "cpu" else "0")
 
 
@@ -158,7 +167,9 @@ def test_a_ratio_of_speeds_keeps_its_digits(monkeypatch):
         torch.set_num_threads(held)
 
 
-def test_threads_follow_the_measurement_the_profile_and_the_environment(monkeypatch):
+def test_threads_follow_the_measurement_the_profile_and_the_environment(
+    monkeypatch,
+):
     held = torch.get_num_threads()
     monkeypatch.delenv("OMP_NUM_THREADS", raising=False)
     try:
@@ -181,9 +192,14 @@ def test_without_a_gpu_the_process_is_read(monkeypatch, capsys):
 
 
 def test_with_a_gpu_each_card_is_a_line(monkeypatch, capsys):
-    monkeypatch.setattr(machine, "gpu_memory", lambda: [("H100", 10**9, 80 * 10**9)] * 2)
+    monkeypatch.setattr(
+        machine, "gpu_memory", lambda: [("H100", 10**9, 80 * 10**9)] * 2
+    )
     machine.print_gpu_utilization()
-    assert capsys.readouterr().out.splitlines()[1] == "GPU 1 (H100): 1 GB of 80 GB used"
+    assert (
+        capsys.readouterr().out.splitlines()[1]
+        == "GPU 1 (H100): 1 GB of 80 GB used"
+    )
 
 
 def test_memory_counts_what_is_allocated_and_forgets_what_is_mapped(tmp_path):
@@ -201,16 +217,28 @@ def test_memory_counts_what_is_allocated_and_forgets_what_is_mapped(tmp_path):
 
 
 def test_the_memory_of_another_process_is_its_own():
-    command = [sys.executable, "-c", "block = b'x' * 200_000_000; print(1, flush=True); input()"]
-    with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE) as child:
+    command = [
+        sys.executable,
+        "-c",
+        "block = b'x' * 200_000_000; print(1, flush=True); input()",
+    ]
+    with subprocess.Popen(
+        command, stdin=subprocess.PIPE, stdout=subprocess.PIPE
+    ) as child:
         child.stdout.readline()
         assert machine.memory_of(child.pid)["private"] > 200_000_000
         child.communicate(b"\n")
-    with pytest.raises((ProcessLookupError, FileNotFoundError, psutil.NoSuchProcess)):
+    with pytest.raises(
+        (ProcessLookupError, FileNotFoundError, psutil.NoSuchProcess)
+    ):
         machine.memory_of(child.pid)
 
 
 def test_the_fastest_run_is_kept_and_the_first_is_not_counted():
     pauses = iter([0.2, 0.0, 0.03])
-    seconds = machine.fastest_of(lambda: machine.time.sleep(next(pauses)), repeats=2)
-    assert seconds[0] < 0.03, "the first, slow, run was counted or the fastest was not kept"
+    seconds = machine.fastest_of(
+        lambda: machine.time.sleep(next(pauses)), repeats=2
+    )
+    assert seconds[0] < 0.03, (
+        "the first, slow, run was counted or the fastest was not kept"
+    )

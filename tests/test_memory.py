@@ -19,7 +19,9 @@ from utils.errors import ROOT, CourseError
 from utils.machine import memory_of, private_memory_name
 
 MB = 1_000_000
-linux = pytest.mark.skipif(private_memory_name() != "RssAnon", reason="RssAnon is Linux's")
+linux = pytest.mark.skipif(
+    private_memory_name() != "RssAnon", reason="RssAnon is Linux's"
+)
 
 
 def hold(size: int, mark: str) -> int:
@@ -39,7 +41,10 @@ def map_and_touch(path: str, mark: str) -> list[int]:
     import os
     import time
 
-    with open(path, "rb") as file, mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ) as data:
+    with (
+        open(path, "rb") as file,
+        mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ) as data,
+    ):
         touched = len(data[::4096])
         open(mark + ".held", "w").close()
         while not os.path.exists(mark):
@@ -130,7 +135,9 @@ def test_the_childs_memory_is_not_ours(watched):
 
 
 def test_a_failure_names_the_function_and_the_reason():
-    with pytest.raises(CourseError, match="use_a_name_from_outside failed .*'MB' is not defined"):
+    with pytest.raises(
+        CourseError, match="use_a_name_from_outside failed .*'MB' is not defined"
+    ):
         memory.run_fresh(use_a_name_from_outside)
 
 
@@ -209,9 +216,14 @@ def test_a_tensor_from_before_counts_from_the_first_operation_that_returns_it():
 @pytest.mark.parametrize("bf16", [False, True])
 def test_predictions_hold_for_each_method(sdpa, checkpointing, bf16):
     def attend(layer, x):
-        q, k, v = (part.view(8, 256, 4, 16).transpose(1, 2) for part in layer(x).chunk(3, -1))
+        q, k, v = (
+            part.view(8, 256, 4, 16).transpose(1, 2)
+            for part in layer(x).chunk(3, -1)
+        )
         if sdpa:
-            mixed = torch.nn.functional.scaled_dot_product_attention(q, k, v, is_causal=True)
+            mixed = torch.nn.functional.scaled_dot_product_attention(
+                q, k, v, is_causal=True
+            )
         else:
             mixed = (q @ k.mT / 4).softmax(-1) @ v
         return x + mixed.transpose(1, 2).flatten(2)
@@ -328,9 +340,14 @@ def test_the_allocators_curve_returns_to_where_it_began():
 
 
 def test_saved_bytes_of_lesson_12_are_what_the_backward_pass_needs():
-    notebook = nbformat.read(ROOT / "notebooks/12_memory_and_speed.ipynb", as_version=4)
+    notebook = nbformat.read(
+        ROOT / "notebooks/12_memory_and_speed.ipynb", as_version=4
+    )
     names = {"torch": torch}
-    exec(next(cell.source for cell in notebook.cells if cell.id == "saved-bytes"), names)
+    exec(
+        next(cell.source for cell in notebook.cells if cell.id == "saved-bytes"),
+        names,
+    )
     saved_bytes = names["saved_bytes"]
     x = torch.ones(10, requires_grad=True)
     # the result of exp

@@ -27,7 +27,15 @@ from transformers import (
     TrainingArguments,
 )
 
-from stages.mlm import IGNORE, MaskedLines, Masking, SparseMaskedLM, TextArguments, run, score
+from stages.mlm import (
+    IGNORE,
+    MaskedLines,
+    Masking,
+    SparseMaskedLM,
+    TextArguments,
+    run,
+    score,
+)
 from utils.errors import ROOT, CourseError
 
 MASK = 4
@@ -52,7 +60,10 @@ def tokenizer() -> PreTrainedTokenizerFast:
     bare.pre_tokenizer = Whitespace()
     marks = [("[CLS]", 2), ("[SEP]", 3)]
     bare.post_processor = TemplateProcessing("[CLS] $A [SEP]", special_tokens=marks)
-    names = {f"{name}_token": f"[{name.upper()}]" for name in ("pad", "unk", "cls", "sep", "mask")}
+    names = {
+        f"{name}_token": f"[{name.upper()}]"
+        for name in ("pad", "unk", "cls", "sep", "mask")
+    }
     return PreTrainedTokenizerFast(tokenizer_object=bare, **names)
 
 
@@ -73,7 +84,9 @@ def mask_words(
     masking: Masking, words: np.ndarray, seed: int = 0
 ) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
     ids = np.random.default_rng(9).integers(5, 1000, len(words))
-    inputs, labels = masking.apply(ids, words, MASK, 1000, np.random.default_rng(seed))
+    inputs, labels = masking.apply(
+        ids, words, MASK, 1000, np.random.default_rng(seed)
+    )
     return ids, inputs, labels
 
 
@@ -147,7 +160,9 @@ def test_a_row_is_the_same_whoever_asks_and_another_in_the_next_epoch(
         one[60]
 
 
-def test_padding_is_neither_seen_nor_asked(tokenizer: PreTrainedTokenizerFast) -> None:
+def test_padding_is_neither_seen_nor_asked(
+    tokenizer: PreTrainedTokenizerFast,
+) -> None:
     rows = MaskedLines(LINES, tokenizer, Masking(1, 1, 0), seed=1)
     batch = rows.collate([rows[row] for row in range(6)])
     padding = batch["attention_mask"] == 0
@@ -181,8 +196,12 @@ def test_the_sparse_head_has_the_loss_and_gradients_of_the_full_one(
     logits = sparse(input_ids=batch["input_ids"]).logits
     assert logits.shape == (*batch["labels"].shape, len(PIECES))
     count = int((batch["labels"] != IGNORE).sum())
-    halves = [{name: column[k : k + 3] for name, column in batch.items()} for k in (0, 3)]
-    losses = [sparse(**half, num_items_in_batch=count).loss.item() for half in halves]
+    halves = [
+        {name: column[k : k + 3] for name, column in batch.items()} for k in (0, 3)
+    ]
+    losses = [
+        sparse(**half, num_items_in_batch=count).loss.item() for half in halves
+    ]
     assert sum(losses) == pytest.approx(full_loss.item(), rel=1e-5)
 
 
@@ -191,7 +210,9 @@ def test_a_batch_without_a_question_has_no_nan(
     tokenizer: PreTrainedTokenizerFast, count: Any
 ) -> None:
     rows = MaskedLines(LINES, tokenizer, Masking(0.0))
-    loss = SparseMaskedLM(small_config())(**rows.collate([rows[0]]), num_items_in_batch=count).loss
+    loss = SparseMaskedLM(small_config())(
+        **rows.collate([rows[0]]), num_items_in_batch=count
+    ).loss
     loss.backward()
     assert loss == 0
 
@@ -213,13 +234,17 @@ def test_scores_are_those_of_the_tokens_asked(
     labels = np.concatenate([rows[row]["labels"] for row in range(6)])
     assert small["label"].tolist() == labels[labels != IGNORE].tolist()
     batch = rows.collate([rows[row] for row in range(6)])
-    assert small["loss"].mean() == pytest.approx(model.cpu()(**batch).loss.item(), rel=1e-4)
+    assert small["loss"].mean() == pytest.approx(
+        model.cpu()(**batch).loss.item(), rel=1e-4
+    )
 
 
 # the program --------------------------------------------------------------------------------------
 
 
-def flags_of(folder: Path, tokenizer: PreTrainedTokenizerFast, **more: Any) -> list[str]:
+def flags_of(
+    folder: Path, tokenizer: PreTrainedTokenizerFast, **more: Any
+) -> list[str]:
     """The command line of a small run, whose files are written first."""
     tokenizer.save_pretrained(folder / "start")
     small_config().save_pretrained(folder / "start")
@@ -240,10 +265,16 @@ def flags_of(folder: Path, tokenizer: PreTrainedTokenizerFast, **more: Any) -> l
         "per_device_train_batch_size": 8,
         **more,
     }
-    return [part for name, value in options.items() for part in (f"--{name}", str(value))]
+    return [
+        part
+        for name, value in options.items()
+        for part in (f"--{name}", str(value))
+    ]
 
 
-def arguments_of(folder: Path, tokenizer: PreTrainedTokenizerFast, **more: Any) -> tuple:
+def arguments_of(
+    folder: Path, tokenizer: PreTrainedTokenizerFast, **more: Any
+) -> tuple:
     parser = HfArgumentParser((TextArguments, TrainingArguments))
     return parser.parse_args_into_dataclasses(flags_of(folder, tokenizer, **more))
 
@@ -286,7 +317,9 @@ def test_a_start_that_is_not_here_is_named(
 
 
 class Stop(TrainerCallback):
-    def on_step_begin(self, args: Any, state: Any, control: Any, **rest: Any) -> None:
+    def on_step_begin(
+        self, args: Any, state: Any, control: Any, **rest: Any
+    ) -> None:
         if state.global_step == 3:
             raise KeyboardInterrupt
 
@@ -316,11 +349,15 @@ def test_a_step_in_pieces_has_the_losses_of_one_piece(
     pieces = {"per_device_train_batch_size": 2, "gradient_accumulation_steps": 4}
     four = run(*arguments_of(tmp_path / "b", tokenizer, **pieces))
     assert four["rows a step"] == one["rows a step"] == 8
-    assert list(four["losses"].values()) == pytest.approx(list(one["losses"].values()), abs=1e-5)
+    assert list(four["losses"].values()) == pytest.approx(
+        list(one["losses"].values()), abs=1e-5
+    )
 
 
 def test_weights_are_saved_before_they_are_measured(
-    tmp_path: Path, tokenizer: PreTrainedTokenizerFast, monkeypatch: pytest.MonkeyPatch
+    tmp_path: Path,
+    tokenizer: PreTrainedTokenizerFast,
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     def fail(*rest: Any) -> None:
         raise RuntimeError("while measuring")
@@ -335,13 +372,22 @@ class Listen(TrainerCallback):
     def __init__(self) -> None:
         self.losses: dict[int, float] = {}
 
-    def on_evaluate(self, args: Any, state: Any, control: Any, metrics: Any, **rest: Any) -> None:
+    def on_evaluate(
+        self, args: Any, state: Any, control: Any, metrics: Any, **rest: Any
+    ) -> None:
         self.losses[state.global_step] = metrics["eval_loss"]
 
 
-def test_the_flags_of_old_pages_run(tmp_path: Path, tokenizer: PreTrainedTokenizerFast) -> None:
+def test_the_flags_of_old_pages_run(
+    tmp_path: Path, tokenizer: PreTrainedTokenizerFast
+) -> None:
     listener = Listen()
-    flags = {"do_train": True, "do_eval": True, "eval_strategy": "steps", "eval_steps": 3}
+    flags = {
+        "do_train": True,
+        "do_eval": True,
+        "eval_strategy": "steps",
+        "eval_steps": 3,
+    }
     metrics = run(*arguments_of(tmp_path, tokenizer, **flags), callbacks=[listener])
     assert list(listener.losses) == [3, 6]
     # The Trainer's is a mean of batches' means.

@@ -14,7 +14,9 @@ from stages import near_duplicates
 
 def code(name: str, lines: int = 60) -> str:
     """A document of its own: most of its words occur in no other."""
-    return "".join(f"{name}_{i} = {name}_call_{i}({name}, {i})\n" for i in range(lines))
+    return "".join(
+        f"{name}_{i} = {name}_call_{i}({name}, {i})\n" for i in range(lines)
+    )
 
 
 def signature_of(text: str) -> np.ndarray:
@@ -45,10 +47,16 @@ def test_any_bytes_have_a_hash_for_each_word(data):
 
 def test_the_hash_of_a_run_depends_on_its_words_and_their_order():
     def run(text: str) -> int:
-        return int(near_duplicates.shingles(near_duplicates.word_hashes(text.encode()), 3)[0])
+        return int(
+            near_duplicates.shingles(near_duplicates.word_hashes(text.encode()), 3)[
+                0
+            ]
+        )
 
     assert run("one two three") == run("one  two,three")
-    assert len({run("one two three"), run("three two one"), run("one two four")}) == 3
+    assert (
+        len({run("one two three"), run("three two one"), run("one two four")}) == 3
+    )
 
 
 def test_signatures_estimate_jaccard_and_do_not_rank_words_alike():
@@ -57,9 +65,13 @@ def test_signatures_estimate_jaccard_and_do_not_rank_words_alike():
     for share in np.linspace(0, 1, 41):
         shared = int(400 * share)
         one = rng.integers(0, 2**64, 400, np.uint64)
-        two = np.concatenate([one[:shared], rng.integers(0, 2**64, 400 - shared, np.uint64)])
+        two = np.concatenate(
+            [one[:shared], rng.integers(0, 2**64, 400 - shared, np.uint64)]
+        )
         truth = jaccard(set(one.tolist()), set(two.tolist()))
-        estimate = (near_duplicates.signature(one) == near_duplicates.signature(two)).mean()
+        estimate = (
+            near_duplicates.signature(one) == near_duplicates.signature(two)
+        ).mean()
         errors.append(abs(truth - estimate))
     assert np.mean(errors) < 0.035
     assert (near_duplicates.signature(np.zeros(0, np.uint64)) == 2**32 - 1).all()
@@ -68,7 +80,10 @@ def test_signatures_estimate_jaccard_and_do_not_rank_words_alike():
 @settings(max_examples=200, deadline=None)
 @given(st.lists(st.integers(0, 3), min_size=1, max_size=12))
 def test_a_bucket_is_paired_with_its_first_and_with_the_one_before(keys):
-    pairs = {tuple(pair) for pair in near_duplicates.candidates(np.array([keys]).T).tolist()}
+    pairs = {
+        tuple(pair)
+        for pair in near_duplicates.candidates(np.array([keys]).T).tolist()
+    }
     expected = set()
     for later, key in enumerate(keys):
         earlier = [place for place in range(later) if keys[place] == key]
@@ -81,10 +96,15 @@ def test_planted_edits_are_found_and_decoys_are_not():
     texts, hidden = plant([code(f"name{i}", 40 + i) for i in range(80)], 5)
     assert len(hidden) == 80
     signatures = np.stack([signature_of(text) for text in texts])
-    pairs = {(later, earlier) for later, earlier, _ in near_duplicates.similar_pairs(signatures)}
+    pairs = {
+        (later, earlier)
+        for later, earlier, _ in near_duplicates.similar_pairs(signatures)
+    }
     assert len(pairs & hidden) / 80 >= 0.95
     assert len(pairs & hidden) / len(pairs) >= 0.95
-    near = np.array([[(one == two).mean() for two in signatures] for one in signatures])
+    near = np.array(
+        [[(one == two).mean() for two in signatures] for one in signatures]
+    )
     every = set(zip(*np.nonzero(np.tril(near >= 0.85, -1))))
     assert pairs <= every
     assert len(pairs) >= 0.98 * len(every)
@@ -100,10 +120,16 @@ def test_one_document_has_no_pair_and_a_thousand_copies_have_few():
 
 @settings(max_examples=300, deadline=None)
 @given(
-    st.sets(st.tuples(st.integers(0, 9), st.integers(0, 9)).filter(lambda pair: pair[0] > pair[1]))
+    st.sets(
+        st.tuples(st.integers(0, 9), st.integers(0, 9)).filter(
+            lambda pair: pair[0] > pair[1]
+        )
+    )
 )
 def test_what_goes_repeats_one_that_stays(pairs):
-    gone = near_duplicates.repeats((later, earlier, 0.9) for later, earlier in pairs)
+    gone = near_duplicates.repeats(
+        (later, earlier, 0.9) for later, earlier in pairs
+    )
     for later, earlier in gone.items():
         assert (later, earlier) in pairs
         assert earlier not in gone

@@ -23,7 +23,10 @@ def here(course, monkeypatch):
 )
 def test_only_names_of_lessons_are_lessons(here, name):
     here.add(name, PARAMETERS)
-    assert [path.name for path in notebooks.select()] == ["03_corpus.ipynb", "05_tokens.ipynb"]
+    assert [path.name for path in notebooks.select()] == [
+        "03_corpus.ipynb",
+        "05_tokens.ipynb",
+    ]
 
 
 @pytest.mark.parametrize(
@@ -41,8 +44,14 @@ def test_a_half_written_notebook_is_named_and_disturbs_nobody(here):
     reader = here.root / "notebooks/05_tokens.ipynb"
     assert notebooks.inputs(reader)["corpus"].name == "03_corpus.ipynb"
     done = here.run("check")
-    assert done.returncode == 1 and "✘ 04_half: this notebook is not whole" in done.stderr
-    assert "✘ 05_tokens: no finished run" in done.stderr and "Traceback" not in done.all
+    assert (
+        done.returncode == 1
+        and "✘ 04_half: this notebook is not whole" in done.stderr
+    )
+    assert (
+        "✘ 05_tokens: no finished run" in done.stderr
+        and "Traceback" not in done.all
+    )
 
 
 def problems(course, prose):
@@ -91,7 +100,9 @@ def test_bad_prose(here, prose, problem):
 def test_pages_beside_the_notebooks_are_read_too(here):
     (here.root / "docs").mkdir()
     (here.root / "docs/a.md").write_text("see lesson 05")
-    (here.root / "README.md").write_text("[lesson 05](notebooks/05_tokens.ipynb) and lesson 03")
+    (here.root / "README.md").write_text(
+        "[lesson 05](notebooks/05_tokens.ipynb) and lesson 03"
+    )
     texts = [(path.name, text) for path, text in notebooks.prose_problems()]
     assert [name for name, _ in texts] == ["README.md", "a.md"]
 

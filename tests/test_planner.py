@@ -52,7 +52,9 @@ def test_the_estimate_is_that_of_a_real_model_but_for_embedding_and_norms(tied):
     assert difference == 6 * (norms + lookup)
 
 
-@pytest.mark.parametrize("field", ["parameters", "layers", "width", "context", "vocabulary"])
+@pytest.mark.parametrize(
+    "field", ["parameters", "layers", "width", "context", "vocabulary"]
+)
 @pytest.mark.parametrize("value", [0, -1])
 def test_a_shape_of_nothing_is_refused(field, value):
     with pytest.raises(pydantic.ValidationError, match=field):
@@ -60,7 +62,8 @@ def test_a_shape_of_nothing_is_refused(field, value):
 
 
 @pytest.mark.parametrize(
-    "field, value", [("flops", 0), ("memory", -1), ("node", 0), ("inside", -1), ("hourly", -0.1)]
+    "field, value",
+    [("flops", 0), ("memory", -1), ("node", 0), ("inside", -1), ("hourly", -0.1)],
 )
 def test_a_machine_out_of_range_is_refused(field, value):
     with pytest.raises(pydantic.ValidationError, match=field):
@@ -73,7 +76,10 @@ def test_a_machine_out_of_range_is_refused(field, value):
 def test_states_of_the_published_layout():
     # 18 * 1008e9 / (8 * 64): the six copies share nothing
     assert planner.state_bytes(MEGATRON, TRILLION) == 35_437_500_000
-    assert planner.state_bytes(MEGATRON, replace(TRILLION, shards=6)) == 35_437_500_000 / 6
+    assert (
+        planner.state_bytes(MEGATRON, replace(TRILLION, shards=6))
+        == 35_437_500_000 / 6
+    )
     assert planner.state_bytes(XL, HYBRID) == 18 * 1.5e9 / 8
 
 
@@ -88,7 +94,11 @@ def test_activations_of_a_pipeline_that_recomputes_in_absolute_numbers():
     # inputs 2 * 2, a whole layer 34 / 8; four micro-batches in flight; scores over 8 devices.
     kept = 52_428_800 * (4 + 4.25)
     scores = 8 * 2048 * 51_200 / 8
-    assert planner.activation_bytes(MEGATRON, TRILLION) == 4 * kept + scores == 1_835_008_000
+    assert (
+        planner.activation_bytes(MEGATRON, TRILLION)
+        == 4 * kept + scores
+        == 1_835_008_000
+    )
 
 
 @pytest.mark.parametrize("stages, in_flight", [(1, 1), (2, 2), (4, 4), (8, 4)])
@@ -103,7 +113,9 @@ def test_memory_of_a_device_in_absolute_numbers():
     # activations 3,083,468,800; context and workspaces 1,000,000,000
     assert planner.memory_per_device(XL, HYBRID) == 7_583_468_800
     # a whole copy has nothing to gather
-    assert planner.memory_per_device(XL, Layout(data=16)) == 27e9 + 3_083_468_800 + 1e9
+    assert (
+        planner.memory_per_device(XL, Layout(data=16)) == 27e9 + 3_083_468_800 + 1e9
+    )
     # of a layer that is cut over two devices half is gathered
     cut = planner.memory_per_device(XL, Layout(tensor=2, data=8, shards=8))
     assert cut == 27e9 / 16 + 62_500_000 + 3_083_468_800 / 2 + 1e9
@@ -113,7 +125,11 @@ def test_a_pass_takes_the_most_rows_that_fit():
     layout = Layout(data=8, shards=8)
     rows = planner.rows_that_fit(GPT2, layout, H100, 2**22)
     fits = planner.memory_per_device(GPT2, layout, rows)
-    assert fits <= 0.9 * H100.memory < planner.memory_per_device(GPT2, layout, 2 * rows)
+    assert (
+        fits
+        <= 0.9 * H100.memory
+        < planner.memory_per_device(GPT2, layout, 2 * rows)
+    )
     five_rows = 8 * 1024 * 5
     assert planner.rows_that_fit(GPT2, layout, H100, five_rows) == 4
     assert planner.rows_that_fit(LARGE, Layout(), H100, 2**22) == 0
@@ -139,7 +155,11 @@ def test_traffic_of_copies_in_absolute_numbers():
     assert seconds == pytest.approx(0.1125)
     # one node: seven eighths, and the link inside, 450e9
     inside = planner.communication_seconds(XL, Layout(data=8), H100, rows=8)
-    assert inside == pytest.approx(2 * 7 / 8 * 3e9 / 450e9) == pytest.approx(0.011667, rel=1e-4)
+    assert (
+        inside
+        == pytest.approx(2 * 7 / 8 * 3e9 / 450e9)
+        == pytest.approx(0.011667, rel=1e-4)
+    )
 
 
 def test_traffic_of_shards_in_absolute_numbers():
@@ -159,7 +179,11 @@ def test_traffic_of_a_cut_layer_in_absolute_numbers():
     # four sums a layer: 48 * 4 * 2 * 3/4 * (2 * 8 * 1,024 * 1,600) bytes at 450e9
     layout = Layout(tensor=4)
     seconds = planner.communication_seconds(XL, layout, H100, rows=8)
-    assert seconds == pytest.approx(288 * 26_214_400 / 450e9) == pytest.approx(0.0167772)
+    assert (
+        seconds
+        == pytest.approx(288 * 26_214_400 / 450e9)
+        == pytest.approx(0.0167772)
+    )
 
 
 def test_traffic_of_a_pipeline_in_absolute_numbers():
@@ -186,8 +210,12 @@ def test_hours_of_a_device_in_absolute_numbers():
         == pytest.approx(857_246_208e9 / (0.30 * 989e12) / 3600)
         == pytest.approx(0.80259, rel=1e-4)
     )
-    assert planner.device_hours(GPT2, 1e9, H100, checkpointing=True) == pytest.approx(hours / 0.75)
-    assert planner.device_hours(GPT2, 1e9, H100, loop=True) == pytest.approx(hours * 3)
+    assert planner.device_hours(
+        GPT2, 1e9, H100, checkpointing=True
+    ) == pytest.approx(hours / 0.75)
+    assert planner.device_hours(GPT2, 1e9, H100, loop=True) == pytest.approx(
+        hours * 3
+    )
 
 
 def test_a_pipeline_waits_while_it_fills_and_drains():
@@ -202,7 +230,9 @@ def test_a_pipeline_waits_while_it_fills_and_drains():
 def test_the_published_step_of_a_trillion_parameters_is_met_within_a_third():
     # 502 petaflops in all, so 3,072 rows of 2,048 tokens took about 101 s; no interleaved stages here
     batch = 3072 * 2048
-    step, traffic = planner.step_seconds(MEGATRON, TRILLION, MACHINES["A100"], batch)
+    step, traffic = planner.step_seconds(
+        MEGATRON, TRILLION, MACHINES["A100"], batch
+    )
     work = 8 * 1008e9 * batch
     assert step == pytest.approx(work / 502e15, rel=0.33)
     assert traffic < step
@@ -232,15 +262,28 @@ PLANS = [  # shape, tokens, machine, devices, batch: name, GB, s a step, days, k
 
 
 @pytest.mark.parametrize(
-    "shape, tokens, machine, devices, batch, name, gigabytes, step, days, energy, money", PLANS
+    "shape, tokens, machine, devices, batch, name, gigabytes, step, days, energy, money",
+    PLANS,
 )
 def test_the_plans_of_lesson_12(
-    shape, tokens, machine, devices, batch, name, gigabytes, step, days, energy, money
+    shape,
+    tokens,
+    machine,
+    devices,
+    batch,
+    name,
+    gigabytes,
+    step,
+    days,
+    energy,
+    money,
 ):
     plan = planner.plan(shape, tokens, MACHINES[machine], devices, batch)
     assert plan.layout.name == name
     figures = [plan.memory / 1e9, plan.step, plan.days, plan.energy, plan.money]
-    assert figures == pytest.approx([gigabytes, step, days, energy, money], rel=1e-5)
+    assert figures == pytest.approx(
+        [gigabytes, step, days, energy, money], rel=1e-5
+    )
 
 
 def test_energy_and_money_follow_from_the_hours():
@@ -263,7 +306,11 @@ MATRIX = {
     (1, 300, 300): ["one process", None, None],
     (8, 300, 300): ["DDP over 8", "FSDP over 8", None],
     (8, 3, 3): ["DDP over 8", "pipeline 8", None],
-    (512, 300, 300): ["DDP over 512", "FSDP over 512", "tensor 8, pipeline 8, FSDP over 8"],
+    (512, 300, 300): [
+        "DDP over 512",
+        "FSDP over 512",
+        "tensor 8, pipeline 8, FSDP over 8",
+    ],
     (512, 300, 3): [
         "DDP over 512",
         "FSDP over 8, DDP over 64",
@@ -281,7 +328,9 @@ def test_the_matrix_of_lesson_11(place):
             with pytest.raises(CourseError, match="no layout fits"):
                 planner.choose_layout(shape, machine, devices, 8192 * devices)
         else:
-            layout, reasons = planner.choose_layout(shape, machine, devices, 8192 * devices)
+            layout, reasons = planner.choose_layout(
+                shape, machine, devices, 8192 * devices
+            )
             assert layout.name == expected
             assert len(reasons) == len(planner.layouts(machine, devices))
 
@@ -323,7 +372,13 @@ def test_a_layout_says_its_name():
     [
         (Shape(6.7e9, 32, 4096, 4096), 2e12, "A100", {}, 184320),  # Llama 2 7B
         (Shape(69e9, 80, 8192, 4096), 2e12, "A100", {}, 1720320),  # Llama 2 70B
-        (Shape(176e9, 70, 14336, 2048), 366e9, "A100", {"checkpointing": True}, 1082990),  # BLOOM
+        (
+            Shape(176e9, 70, 14336, 2048),
+            366e9,
+            "A100",
+            {"checkpointing": True},
+            1082990,
+        ),  # BLOOM
         (Shape(405e9, 126, 16384, 8192), 15.6e12, "H100", {}, 30.84e6),
     ],
 )  # Llama 3.1 405B

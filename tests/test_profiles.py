@@ -12,13 +12,17 @@ def test_auto_takes_what_the_machine_can_carry(monkeypatch):
     monkeypatch.delenv("COURSE_PROFILE", raising=False)
     monkeypatch.setattr(profiles, "first_gpu", lambda: Card("H100", 80 * 10**9, 9))
     monkeypatch.setattr(torch.cuda, "device_count", lambda: 2)
-    monkeypatch.setattr(profiles, "why_no_cuda", lambda: "this torch is built for a CPU")
+    monkeypatch.setattr(
+        profiles, "why_no_cuda", lambda: "this torch is built for a CPU"
+    )
     assert profiles.choose_profile("auto")[0] in (profiles.SMOKE, profiles.LAPTOP)
     monkeypatch.setattr(profiles, "why_no_cuda", lambda: "")
     assert profiles.choose_profile("auto")[0] is profiles.GPU
     monkeypatch.setenv("WORLD_SIZE", "16")
     assert profiles.choose_profile("auto")[0] is profiles.CLUSTER
-    monkeypatch.setattr(profiles, "first_gpu", lambda: Card("a slice of an H100", 10 * 10**9, 9))
+    monkeypatch.setattr(
+        profiles, "first_gpu", lambda: Card("a slice of an H100", 10 * 10**9, 9)
+    )
     monkeypatch.setattr(profiles.os, "cpu_count", lambda: 2)
     assert profiles.choose_profile("auto")[0] is profiles.SMOKE
     monkeypatch.setenv("COURSE_PROFILE", "laptop")

@@ -51,12 +51,22 @@ def tokenizer(inputs: Path) -> Any:  # noqa: F811
         ({"folder": ""}, "folder is ''"),
     ],
 )
-def test_a_wrong_field_is_named_with_its_value(wrong: dict[str, Any], message: str) -> None:
+def test_a_wrong_field_is_named_with_its_value(
+    wrong: dict[str, Any], message: str
+) -> None:
     with pytest.raises(CourseError, match=message):
         Recipe(**{"model": NANO, **wrong})
 
 
-COUNTS = ["steps", "rows", "micro", "threads", "evaluate_every", "evaluate_rows", "sample_every"]
+COUNTS = [
+    "steps",
+    "rows",
+    "micro",
+    "threads",
+    "evaluate_every",
+    "evaluate_rows",
+    "sample_every",
+]
 COUNTS += ["save_every", "keep", "log_every", "clip", "rate", "matrix_rate"]
 
 
@@ -68,8 +78,12 @@ def test_no_zero_means_never_or_all_or_a_crash(field: str, value: int) -> None:
 
 
 def test_never_and_all_are_said_in_words(tmp_path: Path) -> None:
-    (tmp_path / "all.toml").write_text('keep = "none"\n[model]\nfinal_logit_softcapping = "none"')
-    recipe = Recipe.load(tmp_path / "all.toml", **parse_changes(["sample_every=none", "hub=none"]))
+    (tmp_path / "all.toml").write_text(
+        'keep = "none"\n[model]\nfinal_logit_softcapping = "none"'
+    )
+    recipe = Recipe.load(
+        tmp_path / "all.toml", **parse_changes(["sample_every=none", "hub=none"])
+    )
     assert recipe.keep is None
     assert recipe.sample_every is None
     assert recipe.hub is None
@@ -83,14 +97,18 @@ VALUES = st.one_of(
     st.floats(),
     st.sampled_from(["muon", "cosine", "bfloat16", "none", "eager", "", "x"]),
     st.lists(st.sampled_from(["def ", "tensorboard", 3]), max_size=2),
-    st.dictionaries(st.sampled_from(["n_layer", "model_type"]), st.integers(), max_size=2),
+    st.dictionaries(
+        st.sampled_from(["n_layer", "model_type"]), st.integers(), max_size=2
+    ),
 )
 NAMES = st.sampled_from([*Recipe.model_fields, "step", "Rows", ""])
 
 
 @settings(max_examples=400, deadline=None)
 @given(st.dictionaries(NAMES, VALUES, max_size=6), st.integers(0, 2**40))
-def test_any_fields_are_a_usable_recipe_or_a_plain_error(fields: dict[str, Any], step: int) -> None:
+def test_any_fields_are_a_usable_recipe_or_a_plain_error(
+    fields: dict[str, Any], step: int
+) -> None:
     try:
         recipe = Recipe(**{"model": NANO, **fields})
     except CourseError as error:
@@ -126,12 +144,17 @@ def test_relative_paths_begin_at_the_build_folder(
     monkeypatch.setenv("COURSE_BUILD", str(tmp_path / "elsewhere"))
     monkeypatch.chdir(tmp_path)
     recipe = Recipe.load(ROOT / "launch" / "recipes" / "modern.toml")
-    assert recipe.place("tokens") == tmp_path / "elsewhere" / "artifacts" / "laptop" / "tokens"
+    assert (
+        recipe.place("tokens")
+        == tmp_path / "elsewhere" / "artifacts" / "laptop" / "tokens"
+    )
     assert recipe.change(folder="/abs").place("folder") == Path("/abs")
 
 
 @pytest.mark.parametrize("path", RECIPES, ids=lambda path: path.stem)
-def test_every_recipe_of_the_house_builds_a_model(path: Path, tokenizer: Any) -> None:
+def test_every_recipe_of_the_house_builds_a_model(
+    path: Path, tokenizer: Any
+) -> None:
     recipe = Recipe.load(path)
     with torch.device("meta"):
         model = build_model(recipe, tokenizer)
@@ -139,7 +162,9 @@ def test_every_recipe_of_the_house_builds_a_model(path: Path, tokenizer: Any) ->
     for optimizer in make_optimizers(model, recipe):
         for group in optimizer.param_groups:
             owned += [id(parameter) for parameter in group["params"]]
-    assert sorted(owned) == sorted(map(id, model.parameters())), "each has one optimizer"
+    assert sorted(owned) == sorted(map(id, model.parameters())), (
+        "each has one optimizer"
+    )
 
 
 def test_a_missing_and_a_broken_recipe_say_what_to_do(tmp_path: Path) -> None:
@@ -179,7 +204,9 @@ def test_a_schedule_rises_stays_inside_and_never_rises_again(schedule: str) -> N
 
 
 @pytest.mark.parametrize("sizes", [NANO, GPT2], ids=["nanochat", "gpt2"])
-def test_a_fresh_model_knows_nothing(sizes: dict[str, Any], inputs: Path, tokenizer: Any) -> None:  # noqa: F811
+def test_a_fresh_model_knows_nothing(
+    sizes: dict[str, Any], inputs: Path, tokenizer: Any
+) -> None:  # noqa: F811
     model = build_model(Recipe(model=sizes), tokenizer)
     rows = next(iter(Loader(open_store(inputs / "tokens")["train"], 64, 1)))
     with torch.no_grad():
@@ -189,13 +216,17 @@ def test_a_fresh_model_knows_nothing(sizes: dict[str, Any], inputs: Path, tokeni
 
 def test_weights_come_from_the_seed(tokenizer: Any) -> None:
     recipe = Recipe(model=NANO)
-    one, same, other = (build_model(recipe.change(seed=seed), tokenizer) for seed in (1, 1, 2))
+    one, same, other = (
+        build_model(recipe.change(seed=seed), tokenizer) for seed in (1, 1, 2)
+    )
     pairs = zip(one.parameters(), same.parameters())
     assert all(torch.equal(mine, theirs) for mine, theirs in pairs)
     assert not torch.equal(next(one.parameters()), next(other.parameters()))
 
 
-def test_vectors_do_not_decay_and_embeddings_are_no_matrices(tokenizer: Any) -> None:
+def test_vectors_do_not_decay_and_embeddings_are_no_matrices(
+    tokenizer: Any,
+) -> None:
     recipe = Recipe(model=GPT2, weight_decay=0.1, optimizer="muon")
     model = build_model(recipe, tokenizer)
     kinds = sort_parameters(model)
@@ -219,8 +250,12 @@ def test_a_frozen_table_is_in_no_group() -> None:
     assert sizes == [[(3, 2)], [(3,)]]
 
 
-def test_operations_count_a_tied_head_once_and_a_lookup_never(tokenizer: Any) -> None:
+def test_operations_count_a_tied_head_once_and_a_lookup_never(
+    tokenizer: Any,
+) -> None:
     model = build_model(Recipe(model=GPT2), tokenizer)
     layers = 2 * 12 * 32 * 32
     head = 32 * len(tokenizer)
-    assert flops_per_token(model, BLOCK) == 6 * (layers + head) + 12 * 2 * 32 * BLOCK
+    assert (
+        flops_per_token(model, BLOCK) == 6 * (layers + head) + 12 * 2 * 32 * BLOCK
+    )

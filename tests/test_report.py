@@ -19,7 +19,9 @@ def page_of(tmp_path, *cells):
 
 def output(**data):
     outputs = [
-        nbformat.v4.new_output("display_data", {k.replace("_", "/"): v for k, v in data.items()})
+        nbformat.v4.new_output(
+            "display_data", {k.replace("_", "/"): v for k, v in data.items()}
+        )
     ]
     return nbformat.v4.new_code_cell("x", outputs=outputs)
 
@@ -36,28 +38,39 @@ def test_no_text_of_a_corpus_becomes_a_program(tmp_path):
     )
     body = page[page.index("<body") :]
     assert "<script" not in page and "javascript:" not in body
-    assert "onerror=alert" not in body.replace("&lt;img", "") or "<img src" not in body
+    assert (
+        "onerror=alert" not in body.replace("&lt;img", "") or "<img src" not in body
+    )
     assert "alert(4)" not in body
 
 
 def test_a_page_keeps_what_a_lesson_shows(tmp_path):
     prose = "# Title\n\na *word* with $x_1 < 2$\n\n| a | b |\n|:--|--:|\n| 1 | 2 |\n\n- one"
     table = '<table><tr><td style="text-align:right">1</td></tr></table>'
-    page = page_of(tmp_path, nbformat.v4.new_markdown_cell(prose), output(text_html=table))
-    assert "<em>word</em>" in page and "$x_1 &lt; 2$" in page and "<li>one</li>" in page
+    page = page_of(
+        tmp_path, nbformat.v4.new_markdown_cell(prose), output(text_html=table)
+    )
+    assert (
+        "<em>word</em>" in page
+        and "$x_1 &lt; 2$" in page
+        and "<li>one</li>" in page
+    )
     assert "<thead>" in page and 'style="text-align:right;"' in page
     assert '<script src=""' not in page and "mathjax" not in page.lower()
 
 
 def test_a_stream_cut_in_pieces_is_one():
     pieces = [
-        {"output_type": "stream", "name": "stdout", "text": text} for text in ("a", ["b\n", "c"])
+        {"output_type": "stream", "name": "stdout", "text": text}
+        for text in ("a", ["b\n", "c"])
     ]
     assert [one["text"] for one in report.join_streams(pieces)] == [["ab\n", "c"]]
 
 
 @pytest.mark.slow
-def test_keep_takes_costs_and_outputs_and_leaves_the_run_s_own_cells(course, monkeypatch):
+def test_keep_takes_costs_and_outputs_and_leaves_the_run_s_own_cells(
+    course, monkeypatch
+):
     prints = "print('a')\nprint('b', flush=True)\nprint('c')"
     solution = (
         'answer = 1\nlesson._checks["00.1"] = lambda: None\nlesson.solution("00.1")',
@@ -72,40 +85,77 @@ def test_keep_takes_costs_and_outputs_and_leaves_the_run_s_own_cells(course, mon
         solution,
         "1 + 1",
     )
-    (course.root / "expected/refused/00.py").write_text("# %% 00.1\nprint('wrong')\n")
+    (course.root / "expected/refused/00.py").write_text(
+        "# %% 00.1\nprint('wrong')\n"
+    )
     assert course.run("keep").returncode == 2  # nothing ran yet
     course.run("run")
-    git = ["git", "-c", "user.name=a", "-c", "user.email=a@b", "-C", str(course.root)]
+    git = [
+        "git",
+        "-c",
+        "user.name=a",
+        "-c",
+        "user.email=a@b",
+        "-C",
+        str(course.root),
+    ]
     for arguments in (["init", "-q"], ["add", "README.md"], ["commit", "-qm", "a"]):
         subprocess.run([*git, *arguments], check=True)
     (course.root / "README.md").write_text("changed")
     done = course.run("keep")
     assert done.returncode == 0 and "-dirty:" in done.stdout, done.all
-    cost = json.loads((course.root / "results/smoke.json").read_text())["notebooks"]["00"]
-    assert cost["disk_bytes"] == 1000 and cost["seconds"] > 0 and cost["peak_bytes"] > 1e6
-    assert cost["command"] == "make run PROFILE=smoke ONLY=00" and cost["commit"].endswith("-dirty")
+    cost = json.loads((course.root / "results/smoke.json").read_text())[
+        "notebooks"
+    ]["00"]
+    assert (
+        cost["disk_bytes"] == 1000
+        and cost["seconds"] > 0
+        and cost["peak_bytes"] > 1e6
+    )
+    assert cost["command"] == "make run PROFILE=smoke ONLY=00" and cost[
+        "commit"
+    ].endswith("-dirty")
     assert {"processor", "torch", "python"} <= set(cost["facts"])
     report.keep_outputs(course.build / "run/smoke/00_a.ipynb", path)
     kept = nbformat.read(path, 4)
     assert [cell.execution_count for cell in kept.cells] == [1, 2, 3, 4, 5, 6]
     assert [one.text for one in kept.cells[3].outputs] == ["a\nb\nc\n"]
     assert kept.cells[5].outputs[0]["execution_count"] == 6
-    assert "wrong" not in path.read_text() and 'PROFILE = \\"auto\\"' in path.read_text()
+    assert (
+        "wrong" not in path.read_text()
+        and 'PROFILE = \\"auto\\"' in path.read_text()
+    )
 
 
 @pytest.mark.slow
 def test_a_reader_s_own_changes_turn_no_check_red(course):
-    path = course.add("00_a.ipynb", PARAMETERS, lesson_cell("00"), 'lesson.record("a", 7)')
+    path = course.add(
+        "00_a.ipynb", PARAMETERS, lesson_cell("00"), 'lesson.record("a", 7)'
+    )
     course.expect("[00.check]\na = { value = 7 }\n")
-    git = ["git", "-c", "user.name=a", "-c", "user.email=a@b", "-C", str(course.root)]
-    for arguments in (["init", "-q"], ["add", "-A", "notebooks"], ["commit", "-qm", "a"]):
+    git = [
+        "git",
+        "-c",
+        "user.name=a",
+        "-c",
+        "user.email=a@b",
+        "-C",
+        str(course.root),
+    ]
+    for arguments in (
+        ["init", "-q"],
+        ["add", "-A", "notebooks"],
+        ["commit", "-qm", "a"],
+    ):
         subprocess.run([*git, *arguments], check=True)
     course.run("sync")
     assert course.run("run").returncode == 0
     assert course.run("check").returncode == 0
     path.write_text(path.read_text().replace(", 7)", ", 8)"))
     edited = course.run("check")
-    assert edited.returncode == 0 and "00_a, which you have changed" in edited.stdout
+    assert (
+        edited.returncode == 0 and "00_a, which you have changed" in edited.stdout
+    )
     assert course.run("run").returncode == 1
     assert course.run("check").returncode == 0
     strict = course.run("check", "--strict")

@@ -11,7 +11,14 @@ import nbformat
 import psutil
 import pytest
 
-from conftest import PARAMETERS, PATIENCE, Course, lesson_cell, publish_cell, wait_until
+from conftest import (
+    PARAMETERS,
+    PATIENCE,
+    Course,
+    lesson_cell,
+    publish_cell,
+    wait_until,
+)
 from course import __main__ as command
 from course import execute, results, runner
 from utils.profiles import SMOKE, Profile
@@ -32,8 +39,12 @@ while True:
 EXERCISE = """@lesson.exercise("08.1")
 def check():
     assert answer == 2, "it is two\""""
-POSIX = pytest.mark.skipif(os.name != "posix", reason="signals and sessions are POSIX")
-LINUX = pytest.mark.skipif(sys.platform != "linux", reason="only Linux lets us adopt orphans")
+POSIX = pytest.mark.skipif(
+    os.name != "posix", reason="signals and sessions are POSIX"
+)
+LINUX = pytest.mark.skipif(
+    sys.platform != "linux", reason="only Linux lets us adopt orphans"
+)
 
 
 def gone(pid: int) -> bool:
@@ -51,12 +62,14 @@ def mixed(tmp_path_factory):
     """The course, and what its only run said."""
     root = tmp_path_factory.mktemp("mixed")
     course = Course(root / "course")
-    failing = 'with lesson.publish("thing") as folder:\n    raise ValueError("nope")'
-    course.add("00_fails.ipynb", PARAMETERS, lesson_cell("00"), failing)
-    course.add("01_needs.ipynb", PARAMETERS, lesson_cell("01"), 'lesson.need("thing")')
-    facts = (
-        'import os, sys\n[sys.executable, os.environ["OMP_NUM_THREADS"], os.environ["COURSE_RUN"]]'
+    failing = (
+        'with lesson.publish("thing") as folder:\n    raise ValueError("nope")'
     )
+    course.add("00_fails.ipynb", PARAMETERS, lesson_cell("00"), failing)
+    course.add(
+        "01_needs.ipynb", PARAMETERS, lesson_cell("01"), 'lesson.need("thing")'
+    )
+    facts = 'import os, sys\n[sys.executable, os.environ["OMP_NUM_THREADS"], os.environ["COURSE_RUN"]]'
     course.add("02_free.ipynb", PARAMETERS, facts, "PROFILE")
     course.add("02_free-Copy1.ipynb", PARAMETERS, "1 / 0")
     course.add("03_syntax.ipynb", PARAMETERS, "x = (")
@@ -65,13 +78,22 @@ def mixed(tmp_path_factory):
     (course.root / "notebooks/07_half.ipynb").write_text('{"cells": [')
     solution = ('answer = 2\nlesson.solution("08.1")', "solution")
     course.add(
-        "08_refused.ipynb", PARAMETERS, lesson_cell("08"), "answer = ...", EXERCISE, solution
+        "08_refused.ipynb",
+        PARAMETERS,
+        lesson_cell("08"),
+        "answer = ...",
+        EXERCISE,
+        solution,
     )
     refusals = '# %% 08.1\nlesson.refuse("08.1", answer=[3, 4])\n'
     (course.root / "expected/refused/08.py").write_text(refusals)
     course.add("09_no_solution.ipynb", PARAMETERS, lesson_cell("09"))
-    (course.root / "expected/refused/09.py").write_text(refusals.replace("08", "09"))
-    figures = "\n".join(f'lesson.record("{name}", 7)' for name in ("good", "bad", "slow", "new"))
+    (course.root / "expected/refused/09.py").write_text(
+        refusals.replace("08", "09")
+    )
+    figures = "\n".join(
+        f'lesson.record("{name}", 7)' for name in ("good", "bad", "slow", "new")
+    )
     course.add("10_figures.ipynb", PARAMETERS, lesson_cell("10"), figures)
     course.expect("""[10.check]
 good = { value = 7 }
@@ -80,14 +102,20 @@ bad = { value = 8, tolerance = 0.5 }
 slow = { max = 1 }
 """)
     path = course.add(
-        "11_marked.ipynb", PARAMETERS, ("print('a  ')\nprint('b')", "nbval-check-output")
+        "11_marked.ipynb",
+        PARAMETERS,
+        ("print('a  ')\nprint('b')", "nbval-check-output"),
     )
     notebook = nbformat.read(path, 4)
     notebook.cells[1].outputs = [nbformat.v4.new_output("stream", text="a\nc\n")]
     nbformat.write(notebook, path)
     rogue = root / "jupyter/kernels/python3"
     rogue.mkdir(parents=True)
-    kernel = {"argv": ["false", "{connection_file}"], "display_name": "rogue", "language": "python"}
+    kernel = {
+        "argv": ["false", "{connection_file}"],
+        "display_name": "rogue",
+        "language": "python",
+    }
     (rogue / "kernel.json").write_text(json.dumps(kernel))
     return course, course.run("run", JUPYTER_PATH=str(root / "jupyter"))
 
@@ -95,22 +123,42 @@ slow = { max = 1 }
 def test_each_lesson_is_told_by_one_line_and_the_whole_by_its_status(mixed):
     _, done = mixed
     assert done.returncode == 1 and "Traceback" not in done.all
-    marks = {line[2:4]: line[0] for line in done.stdout.splitlines() if line[0] in "✔✘–"}
-    expected = {"00": "✘", "01": "–", "02": "✔", "03": "✘", "04": "✘", "05": "✘", "07": "✘"}
+    marks = {
+        line[2:4]: line[0] for line in done.stdout.splitlines() if line[0] in "✔✘–"
+    }
+    expected = {
+        "00": "✘",
+        "01": "–",
+        "02": "✔",
+        "03": "✘",
+        "04": "✘",
+        "05": "✘",
+        "07": "✘",
+    }
     assert marks == expected | {"08": "✔", "09": "✘", "10": "✔", "11": "✔"}
 
 
 def test_a_failure_names_cell_and_file_and_blocks_only_what_needs_it(mixed):
     course, done = mixed
-    assert "cell [4]: ValueError: nope" in done.stdout and "00_fails.ipynb" in done.stdout
-    assert "01_needs: blocked" in done.stderr and "it needs what 00_fails makes" in done.stdout
+    assert (
+        "cell [4]: ValueError: nope" in done.stdout
+        and "00_fails.ipynb" in done.stdout
+    )
+    assert (
+        "01_needs: blocked" in done.stderr
+        and "it needs what 00_fails makes" in done.stdout
+    )
     assert not (course.build / "artifacts/smoke/thing").exists()
 
 
 def test_a_kernel_is_this_interpreter_at_the_profile_whatever_is_registered(mixed):
     course, _ = mixed
     executed = nbformat.read(course.build / "run/smoke/02_free.ipynb", 4)
-    texts = [output.data["text/plain"] for cell in executed.cells for output in cell.outputs]
+    texts = [
+        output.data["text/plain"]
+        for cell in executed.cells
+        for output in cell.outputs
+    ]
     assert texts == [repr([sys.executable, "1", "1"]), "'smoke'"]
 
 
@@ -118,14 +166,21 @@ def test_faults_are_told_in_words(mixed):
     _, done = mixed
     assert "SyntaxError" in done.stdout
     assert "the kernel died" in done.stdout
-    assert "this notebook is not whole" in done.stdout and "07_half.ipynb" in done.stdout
+    assert (
+        "this notebook is not whole" in done.stdout
+        and "07_half.ipynb" in done.stdout
+    )
 
 
 @LINUX
 def test_a_process_that_outlives_its_kernel_is_ended_and_told(mixed):
     _, done = mixed
     assert "1 processes outlived the kernel" in done.stdout
-    left = [p for p in psutil.process_iter(["cmdline"]) if p.info["cmdline"] == ["sleep", "77.25"]]
+    left = [
+        p
+        for p in psutil.process_iter(["cmdline"])
+        if p.info["cmdline"] == ["sleep", "77.25"]
+    ]
     assert not left
 
 
@@ -136,7 +191,10 @@ def test_wrong_answers_are_tried_behind_their_solution(mixed):
     assert len(tried) == 1 and len(tried[0].outputs) == 2
     assert executed.cells.index(tried[0]) == len(executed.cells) - 1
     assert "08_refused:" not in done.stderr
-    assert "09.py has wrong answers for 09.1, which has no solution cell" in done.stdout
+    assert (
+        "09.py has wrong answers for 09.1, which has no solution cell"
+        in done.stdout
+    )
 
 
 def test_figures_are_judged_and_typical_ones_fail_nothing(mixed):
@@ -158,15 +216,21 @@ def test_the_report_is_there_with_every_lesson_when_the_run_ends(mixed):
     index = (course.build / "report/index.html").read_text()
     for name in ("00_fails", "02_free", "11_marked"):
         assert (
-            f"smoke/{name}.html" in index and (course.build / f"report/smoke/{name}.html").exists()
+            f"smoke/{name}.html" in index
+            and (course.build / f"report/smoke/{name}.html").exists()
         )
-    assert "it needs what 00_fails makes" in index and "report/index.html" in done.stdout
+    assert (
+        "it needs what 00_fails makes" in index
+        and "report/index.html" in done.stdout
+    )
     assert "http://" not in index and "https://" not in index
 
 
 def test_nothing_is_left_beside_the_notebooks(mixed):
     course, _ = mixed
-    assert {path.suffix for path in (course.root / "notebooks").iterdir()} == {".ipynb"}
+    assert {path.suffix for path in (course.root / "notebooks").iterdir()} == {
+        ".ipynb"
+    }
 
 
 # what is refused before anything runs -------------------------------------------------------------
@@ -189,7 +253,9 @@ def test_bad_arguments_get_one_message(arguments, message, capsys):
 
 def test_jobs_is_a_number(monkeypatch, capsys):
     monkeypatch.setenv("JOBS", "many")
-    assert command.main(["run", "--profile", "smoke", "--only", "00", "--fresh"]) == 2
+    assert (
+        command.main(["run", "--profile", "smoke", "--only", "00", "--fresh"]) == 2
+    )
     assert "JOBS=many is not a number" in capsys.readouterr().err
 
 
@@ -231,7 +297,9 @@ while not (place / "{1}").exists():
     course.add("00_a.ipynb", PARAMETERS, meet.format("a", "b"))
     course.add("01_b.ipynb", PARAMETERS, meet.format("b", "a"))
     assert course.run("run", MARK=str(course.root), JOBS="2").returncode == 0
-    alone = 'import os\nos.close(os.open(os.environ["MARK"], os.O_CREAT | os.O_EXCL))\n'
+    alone = (
+        'import os\nos.close(os.open(os.environ["MARK"], os.O_CREAT | os.O_EXCL))\n'
+    )
     course.add("00_a.ipynb", PARAMETERS, alone, 'os.remove(os.environ["MARK"])')
     course.add("01_b.ipynb", PARAMETERS, alone, 'os.remove(os.environ["MARK"])')
     done = course.run("run", MARK=str(course.root / "alone"), JOBS="1")
@@ -241,17 +309,24 @@ while not (place / "{1}").exists():
 def plan_of(course, monkeypatch, **seconds):
     monkeypatch.setattr("course.notebooks.ROOT", course.root)
     costs = {
-        name[1:]: {"seconds": value, "peak_bytes": 2_000_000_000} for name, value in seconds.items()
+        name[1:]: {"seconds": value, "peak_bytes": 2_000_000_000}
+        for name, value in seconds.items()
     }
     monkeypatch.setattr(results, "recorded", lambda profile: costs)
     return runner.make_plan(sorted((course.root / "notebooks").iterdir()), SMOKE)
 
 
-def test_the_longest_work_comes_first_with_all_that_waits_for_it(course, monkeypatch):
+def test_the_longest_work_comes_first_with_all_that_waits_for_it(
+    course, monkeypatch
+):
     course.add("00_alone.ipynb", PARAMETERS)
     course.add("01_first.ipynb", PARAMETERS, 'lesson.publish("one")')
-    course.add("02_second.ipynb", PARAMETERS, 'lesson.need("one"); lesson.publish("two")')
-    course.add("03_third.ipynb", PARAMETERS, 'lesson.need("two"); lesson.need("one")')
+    course.add(
+        "02_second.ipynb", PARAMETERS, 'lesson.need("one"); lesson.publish("two")'
+    )
+    course.add(
+        "03_third.ipynb", PARAMETERS, 'lesson.need("two"); lesson.need("one")'
+    )
     plan = plan_of(course, monkeypatch, n00=45, n01=10, n02=20, n03=30)
     urgency = {name: lesson.urgency for name, lesson in plan.items()}
     expected = {"01_first": 60, "02_second": 50, "00_alone": 45, "03_third": 30}
@@ -268,7 +343,9 @@ def test_a_lesson_starts_only_where_core_and_memory_are_free(course, monkeypatch
     memory = psutil.virtual_memory()._replace(available=3_000_000_000)
     monkeypatch.setattr(psutil, "virtual_memory", lambda: memory)
     assert run.has_room(lesson)
-    running = runner.Running(results.Result("x"), None, None, None, peak=2_000_000_000)
+    running = runner.Running(
+        results.Result("x"), None, None, None, peak=2_000_000_000
+    )
     run.running["x"] = running
     # A gigabyte is left beside what the other will still take, and this one may take two.
     assert not run.has_room(lesson)
@@ -281,7 +358,11 @@ def test_a_lesson_starts_only_where_core_and_memory_are_free(course, monkeypatch
 def test_a_missing_input_is_made_first_and_the_reader_is_told(course):
     course.add("00_a.ipynb", PARAMETERS, lesson_cell("00"), publish_cell("one"))
     course.add(
-        "01_b.ipynb", PARAMETERS, lesson_cell("01"), 'lesson.need("one")', publish_cell("two")
+        "01_b.ipynb",
+        PARAMETERS,
+        lesson_cell("01"),
+        'lesson.need("one")',
+        publish_cell("two"),
     )
     course.add("02_c.ipynb", PARAMETERS, lesson_cell("02"), 'lesson.need("two")')
     course.add("03_d.ipynb", PARAMETERS)
@@ -296,7 +377,9 @@ def test_a_missing_input_is_made_first_and_the_reader_is_told(course):
 
 
 def reused(done) -> list[str]:
-    lines = [line for line in done.stdout.splitlines() if line.endswith("done before")]
+    lines = [
+        line for line in done.stdout.splitlines() if line.endswith("done before")
+    ]
     return sorted(line[2:6] for line in lines)
 
 
@@ -305,10 +388,14 @@ def test_done_lessons_are_not_run_again_until_something_changes(course):
     course.add("01_b.ipynb", PARAMETERS, lesson_cell("01"), 'lesson.need("thing")')
     assert course.run("run").returncode == 0
     # The same artifact is made again: what takes it still holds.
-    course.add("00_a.ipynb", PARAMETERS, lesson_cell("00"), publish_cell("thing"), "2")
+    course.add(
+        "00_a.ipynb", PARAMETERS, lesson_cell("00"), publish_cell("thing"), "2"
+    )
     assert reused(course.run("run")) == ["01_b"]
     # Another artifact, even from another run.
-    course.add("00_a.ipynb", PARAMETERS, lesson_cell("00"), publish_cell("thing", "b"))
+    course.add(
+        "00_a.ipynb", PARAMETERS, lesson_cell("00"), publish_cell("thing", "b")
+    )
     assert reused(course.run("run", "--only", "00")) == []
     assert reused(course.run("run")) == ["00_a"]
     (course.build / "artifacts/smoke/thing/a.txt").write_text("damaged")
@@ -360,7 +447,9 @@ def test_the_fingerprint_changes_with_all_that_a_lesson_runs(lesson, course, fil
 def test_two_runs_of_one_lesson_share_its_result(course):
     mark, go_on = course.root / "mark", course.root / "go"
     wait = "import os, pathlib, time\npathlib.Path(os.environ['MARK']).touch()\n"
-    wait += "while not pathlib.Path(os.environ['GO']).exists():\n    time.sleep(0.02)"
+    wait += (
+        "while not pathlib.Path(os.environ['GO']).exists():\n    time.sleep(0.02)"
+    )
     course.add("00_a.ipynb", PARAMETERS, wait)
     course.add("01_b.ipynb", PARAMETERS)
     first = course.start("run", "--only", "00", MARK=str(mark), GO=str(go_on))
@@ -381,13 +470,19 @@ def test_two_runs_of_one_lesson_share_its_result(course):
 
 
 @POSIX
-@pytest.mark.parametrize("number, status", [("SIGKILL", -9), ("SIGINT", 130), ("SIGTERM", 143)])
-def test_a_run_that_is_ended_leaves_no_process_and_no_half_artifact(course, number, status):
+@pytest.mark.parametrize(
+    "number, status", [("SIGKILL", -9), ("SIGINT", 130), ("SIGTERM", 143)]
+)
+def test_a_run_that_is_ended_leaves_no_process_and_no_half_artifact(
+    course, number, status
+):
     mark = course.root / "mark"
     inside = HANG.replace("\n", "\n        ")
     slow = f"{publish_cell('thing')}\n    import os\n    if 'MARK' in os.environ:\n        {inside}"
     course.add("00_a.ipynb", PARAMETERS, lesson_cell("00"), slow)
-    if number == "SIGKILL":  # what an earlier run has left must not be taken for this one's
+    if (
+        number == "SIGKILL"
+    ):  # what an earlier run has left must not be taken for this one's
         assert course.run("run").returncode == 0
         shutil.rmtree(course.build / "artifacts")
     started = course.start("run", "--fresh", MARK=str(mark))
@@ -398,7 +493,9 @@ def test_a_run_that_is_ended_leaves_no_process_and_no_half_artifact(course, numb
     assert started.returncode == status, text
     for pid in pids:
         wait_until(lambda pid=pid: gone(pid), "a process outlived the run")
-    assert ("interrupted" in text) == (number == "SIGINT") and "Traceback" not in text
+    assert ("interrupted" in text) == (
+        number == "SIGINT"
+    ) and "Traceback" not in text
     assert not (course.build / "artifacts/smoke/thing").exists()
     done = course.run("run")
     assert done.returncode == 0 and reused(done) == []
@@ -422,7 +519,10 @@ while psutil.pid_exists(pid) and psutil.Process(pid).status() != "zombie":
     kernel, other, child = (int(word) for word in mark.read_text().split())
     os.kill(child, signal.SIGKILL)
     text, _ = started.communicate(timeout=PATIENCE)
-    assert started.returncode == 1 and "the lesson's process ended with status -9" in text
+    assert (
+        started.returncode == 1
+        and "the lesson's process ended with status -9" in text
+    )
     assert "✔ 01_b" in text, text
     assert gone(kernel) and gone(other)
 
@@ -436,7 +536,9 @@ while psutil.pid_exists(pid) and psutil.Process(pid).status() != "zombie":
 )
 def test_what_hangs_is_ended(course, monkeypatch, limits, message):
     monkeypatch.setenv("COURSE_BUILD", str(course.build))
-    path = course.add("20_a.ipynb", PARAMETERS, "import time\nwhile True: time.sleep(1)")
+    path = course.add(
+        "20_a.ipynb", PARAMETERS, "import time\nwhile True: time.sleep(1)"
+    )
     hurried = Profile("smoke", "", *limits, threads=1)
     (result,) = runner.run_course([path], hurried, 42, {})
     assert result.status == "failed" and message in result.error
@@ -462,10 +564,18 @@ def test_a_system_that_refuses_to_list_processes_ends_no_run(monkeypatch):
 
 
 def test_a_kernel_that_cannot_start_is_a_failure_with_a_reason(course, tmp_path):
-    (tmp_path / "ipykernel_launcher.py").write_text("raise SystemExit('broken install')")
+    (tmp_path / "ipykernel_launcher.py").write_text(
+        "raise SystemExit('broken install')"
+    )
     course.add("00_a.ipynb", PARAMETERS)
-    done = course.run("run", PYTHONPATH=os.pathsep.join([course.env["PYTHONPATH"], str(tmp_path)]))
-    assert done.returncode == 1 and "broken install" in done.stdout and "Traceback" not in done.all
+    done = course.run(
+        "run", PYTHONPATH=os.pathsep.join([course.env["PYTHONPATH"], str(tmp_path)])
+    )
+    assert (
+        done.returncode == 1
+        and "broken install" in done.stdout
+        and "Traceback" not in done.all
+    )
 
 
 # disks --------------------------------------------------------------------------------------------
@@ -477,7 +587,10 @@ def small_disk(tmp_path):
     place = tmp_path / "small"
     place.mkdir()
     mount = ["mount", "-t", "tmpfs", "-o", "size=1m", "tmpfs", str(place)]
-    if not shutil.which("mount") or subprocess.run(mount, capture_output=True).returncode:
+    if (
+        not shutil.which("mount")
+        or subprocess.run(mount, capture_output=True).returncode
+    ):
         pytest.skip("no right to mount a small disk")
     yield place
     subprocess.run(["umount", "-l", str(place)], check=True)
@@ -489,7 +602,11 @@ def test_a_full_disk_is_one_message_and_leaves_no_half_artifact(course, small_di
     done = course.run("run", COURSE_BUILD=str(small_disk / "build"))
     assert done.returncode == 1 and "CourseError: the disk is full" in done.stdout
     assert "Traceback" not in done.all
-    assert not [path for path in (small_disk / "build/artifacts/smoke").iterdir() if path.is_dir()]
+    assert not [
+        path
+        for path in (small_disk / "build/artifacts/smoke").iterdir()
+        if path.is_dir()
+    ]
 
 
 def test_a_read_only_disk_is_one_message(course, small_disk):
@@ -498,5 +615,8 @@ def test_a_read_only_disk_is_one_message(course, small_disk):
     if subprocess.run(remount, capture_output=True).returncode:
         pytest.skip("no right to mount it read-only")
     done = course.run("run", COURSE_BUILD=str(small_disk / "build"))
-    assert done.returncode == 2 and "cannot write here: Read-only file system" in done.stderr
+    assert (
+        done.returncode == 2
+        and "cannot write here: Read-only file system" in done.stderr
+    )
     assert "Traceback" not in done.stderr

@@ -52,28 +52,43 @@ def project() -> dict[str, Any]:
 
 def requirements(name: str) -> list[Requirement]:
     """The requirements in a file of lines, comments and options left out."""
-    lines = [re.sub(r"(^|\s)#.*", "", line).strip() for line in read(name).splitlines()]
-    return [Requirement(line) for line in lines if line and not line.startswith("-")]
+    lines = [
+        re.sub(r"(^|\s)#.*", "", line).strip() for line in read(name).splitlines()
+    ]
+    return [
+        Requirement(line) for line in lines if line and not line.startswith("-")
+    ]
 
 
 def extras() -> dict[str, list[Requirement]]:
     """The optional groups."""
     groups = project()["project"]["optional-dependencies"]
-    return {name: [Requirement(line) for line in lines] for name, lines in groups.items()}
+    return {
+        name: [Requirement(line) for line in lines]
+        for name, lines in groups.items()
+    }
 
 
 def pins_on(machine: str) -> dict[str, list[str]]:
     """The releases that constraints.txt allows on a machine, by package."""
     pins: dict[str, list[str]] = {}
     for pin in requirements("constraints.txt"):
-        if pin.marker is None or Marker(str(pin.marker)).evaluate(MACHINES[machine]):
-            pins.setdefault(canonicalize_name(pin.name), []).append(str(pin.specifier))
+        if pin.marker is None or Marker(str(pin.marker)).evaluate(
+            MACHINES[machine]
+        ):
+            pins.setdefault(canonicalize_name(pin.name), []).append(
+                str(pin.specifier)
+            )
     return pins
 
 
 def python_files(*packages: str) -> list[Path]:
     """The Python files of some packages."""
-    return [path for package in packages for path in sorted((ROOT / package).rglob("*.py"))]
+    return [
+        path
+        for package in packages
+        for path in sorted((ROOT / package).rglob("*.py"))
+    ]
 
 
 # requirements -----------------------------------------------------------------------------------
@@ -82,7 +97,9 @@ def python_files(*packages: str) -> list[Path]:
 def test_dependencies_have_one_source() -> None:
     facts = project()
     assert facts["project"]["dynamic"] == ["dependencies"]
-    assert facts["tool"]["setuptools"]["dynamic"]["dependencies"] == {"file": ["requirements.txt"]}
+    assert facts["tool"]["setuptools"]["dynamic"]["dependencies"] == {
+        "file": ["requirements.txt"]
+    }
     # The project is a checkout: nothing called `utils` gets into anybody's site-packages.
     assert facts["tool"]["setuptools"]["packages"] == []
 
@@ -118,8 +135,12 @@ def imported_by(*folders: str) -> set[str]:
     ids=["course", "tests"],
 )
 def test_what_is_imported_is_declared(folders: list[str], files: list[str]) -> None:
-    declared = {canonicalize_name(r.name) for name in files for r in requirements(name)}
-    declared |= {canonicalize_name(r.name) for group in extras().values() for r in group}
+    declared = {
+        canonicalize_name(r.name) for name in files for r in requirements(name)
+    }
+    declared |= {
+        canonicalize_name(r.name) for group in extras().values() for r in group
+    }
     homes = metadata.packages_distributions()
     missing = {}
     for module in imported_by(*folders) & set(homes):
@@ -135,7 +156,9 @@ def test_every_requirement_has_a_reason() -> None:
     assert [line for line in lines if "  # " not in line] == []
 
 
-def test_environment_takes_python_from_conda_and_the_rest_from_requirements() -> None:
+def test_environment_takes_python_from_conda_and_the_rest_from_requirements() -> (
+    None
+):
     held = yaml.safe_load(read("environment.yml"))
     assert held["name"] == project()["project"]["name"]
     assert held["channels"] == ["conda-forge", "nodefaults"]
@@ -147,30 +170,50 @@ def test_environment_takes_python_from_conda_and_the_rest_from_requirements() ->
 
 
 def test_the_package_named_pynvml_is_nowhere() -> None:
-    groups = [requirements("requirements.txt"), requirements("constraints.txt"), *extras().values()]
+    groups = [
+        requirements("requirements.txt"),
+        requirements("constraints.txt"),
+        *extras().values(),
+    ]
     names = {canonicalize_name(r.name) for group in groups for r in group}
     assert "nvidia-ml-py" in names and "pynvml" not in names
     installed = {canonicalize_name(d.name) for d in metadata.distributions()}
-    assert "pynvml" not in installed, "it makes every `import torch` warn: uninstall it"
+    assert "pynvml" not in installed, (
+        "it makes every `import torch` warn: uninstall it"
+    )
 
 
 # constraints ------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("machine", MACHINES)
-def test_constraints_pin_each_requirement_once_and_within_its_range(machine: str) -> None:
+def test_constraints_pin_each_requirement_once_and_within_its_range(
+    machine: str,
+) -> None:
     pins = pins_on(machine)
-    for need in requirements("requirements.txt") + requirements("requirements-test.txt"):
+    for need in requirements("requirements.txt") + requirements(
+        "requirements-test.txt"
+    ):
         held = pins.get(canonicalize_name(need.name), [])
-        assert len(held) == 1, f"{need.name} is pinned {len(held)} times on {machine}"
-        assert need.specifier.contains(held[0].removeprefix("==")), f"{need} against {held[0]}"
+        assert len(held) == 1, (
+            f"{need.name} is pinned {len(held)} times on {machine}"
+        )
+        assert need.specifier.contains(held[0].removeprefix("==")), (
+            f"{need} against {held[0]}"
+        )
 
 
 @pytest.mark.parametrize("machine", MACHINES)
-def test_constraints_are_exact_and_do_not_contradict_themselves(machine: str) -> None:
+def test_constraints_are_exact_and_do_not_contradict_themselves(
+    machine: str,
+) -> None:
     pins = pins_on(machine)
     assert [name for name, held in pins.items() if len(held) != 1] == []
-    loose = [held[0] for held in pins.values() if not re.fullmatch(r"==[0-9][0-9a-z.]*", held[0])]
+    loose = [
+        held[0]
+        for held in pins.values()
+        if not re.fullmatch(r"==[0-9][0-9a-z.]*", held[0])
+    ]
     assert loose == [], "an exact release, without a local label such as +cpu"
 
 
@@ -178,18 +221,26 @@ def test_constraints_leave_the_optional_groups_possible() -> None:
     pins = pins_on("linux 3.13.1")
     needs = [need for group in extras().values() for need in group]
     held = [(need, pins.get(canonicalize_name(need.name))) for need in needs]
-    assert [str(n) for n, pin in held if pin and not n.specifier.contains(pin[0][2:])] == []
+    assert [
+        str(n) for n, pin in held if pin and not n.specifier.contains(pin[0][2:])
+    ] == []
 
 
 def test_constraints_cover_what_the_requirements_bring_along() -> None:
     pins = {canonicalize_name(r.name) for r in requirements("constraints.txt")}
     here = {canonicalize_name(d.name): d for d in metadata.distributions()}
-    direct = requirements("requirements.txt") + requirements("requirements-test.txt")
+    direct = requirements("requirements.txt") + requirements(
+        "requirements-test.txt"
+    )
     todo = [canonicalize_name(need.name) for need in direct]
     seen: set[str] = set()
     while todo:
         name = todo.pop()
-        if name in seen or name not in here or name.startswith(("nvidia-", "cuda-", "triton")):
+        if (
+            name in seen
+            or name not in here
+            or name.startswith(("nvidia-", "cuda-", "triton"))
+        ):
             continue  # torch pins its own CUDA packages
         seen.add(name)
         needs = [Requirement(line) for line in here[name].requires or []]
@@ -207,7 +258,9 @@ def test_constraints_cover_what_the_requirements_bring_along() -> None:
 
 @pytest.mark.parametrize("group", project()["project"]["optional-dependencies"])
 def test_readme_names_every_group_with_a_lesson(group: str) -> None:
-    row = re.search(rf"^\| `{group}` \|([^|]+)\|([^|]+)\|$", read("README.md"), re.M)
+    row = re.search(
+        rf"^\| `{group}` \|([^|]+)\|([^|]+)\|$", read("README.md"), re.M
+    )
     assert row, f"no row for {group}"
     assert re.search(r"\b\d\d\b", row[2]), f"the row of {group} names no lesson"
 
@@ -223,7 +276,9 @@ def test_readme_and_makefile_know_the_same_variables() -> None:
     section = read("README.md").split("## Variables")[1].split("\n## ")[0]
     named = set(re.findall(r"^\| `([A-Z_]+)` \|", section, re.M))
     makefile = set(re.findall(r"^([A-Z_]+) *\?=", read("Makefile"), re.M))
-    code = "".join(path.read_text(encoding="utf-8") for path in python_files("utils", "course"))
+    code = "".join(
+        path.read_text(encoding="utf-8") for path in python_files("utils", "course")
+    )
     assert makefile <= named
     assert {name for name in named - makefile if f'"{name}"' not in code} == set()
 
@@ -248,8 +303,13 @@ def test_readme_shows_the_profiles_as_they_are(profile: Any) -> None:
 
 def test_readme_says_what_the_assets_cost() -> None:
     every = assets.catalogue().values()
-    fetched, kept = (sum(getattr(a, what) for a in every) / 1000 for what in ("megabytes", "disk"))
-    assert f"| at most {fetched:.1f} GB | at most {kept:.1f} GB |" in read("README.md")
+    fetched, kept = (
+        sum(getattr(a, what) for a in every) / 1000
+        for what in ("megabytes", "disk")
+    )
+    assert f"| at most {fetched:.1f} GB | at most {kept:.1f} GB |" in read(
+        "README.md"
+    )
 
 
 def test_pages_name_the_torch_that_is_pinned() -> None:
@@ -259,12 +319,17 @@ def test_pages_name_the_torch_that_is_pinned() -> None:
 
 
 def test_readme_keeps_the_marks_between_which_the_table_is_written() -> None:
-    marks = [read("README.md").count(f"<!-- lessons:{mark} -->") for mark in ("begin", "end")]
+    marks = [
+        read("README.md").count(f"<!-- lessons:{mark} -->")
+        for mark in ("begin", "end")
+    ]
     assert marks == [1, 1]
 
 
 def test_readme_tree_names_what_is_there() -> None:
-    tree = read("README.md").split("## How the repository is built")[1].split("```")[1]
+    tree = (
+        read("README.md").split("## How the repository is built")[1].split("```")[1]
+    )
     names = re.findall(r"^(\S+?)/? {2,}", tree, re.M)
     assert names
     assert [name for name in names if not (ROOT / name).exists()] == []
@@ -276,7 +341,10 @@ def test_readme_tree_names_what_is_there() -> None:
 def anchors(text: str) -> set[str]:
     """The anchors that headings of a page get."""
     heads = re.findall(r"^#+ (.+)$", text, re.M)
-    return {re.sub(r"[^\w\- ]", "", head.lower()).strip().replace(" ", "-") for head in heads}
+    return {
+        re.sub(r"[^\w\- ]", "", head.lower()).strip().replace(" ", "-")
+        for head in heads
+    }
 
 
 def dead_links(page: Path) -> list[str]:
@@ -303,7 +371,9 @@ def test_relative_links_lead_somewhere(page: Path) -> None:
 
 def test_a_dead_link_is_noticed(tmp_path: Path) -> None:
     page = tmp_path / "page.md"
-    page.write_text("# One\n[a](gone.md) [b](#one) [c](#two) [d](page.md) [e](https://x.org)\n")
+    page.write_text(
+        "# One\n[a](gone.md) [b](#one) [c](#two) [d](page.md) [e](https://x.org)\n"
+    )
     assert dead_links(page) == ["gone.md", "#two"]
 
 
@@ -318,11 +388,20 @@ def test_the_site_lists_every_page() -> None:
 
 
 def test_troubleshooting_quotes_our_messages_as_they_are() -> None:
-    files = [path.read_text(encoding="utf-8") for path in python_files("utils", "stages", "course")]
+    files = [
+        path.read_text(encoding="utf-8")
+        for path in python_files("utils", "stages", "course")
+    ]
     code = "\n".join([read("Makefile"), *files])
     code = re.sub(r'"\s*\n\s*f?"', "", code)  # strings that go on in the next line
-    blocks = re.findall(r"```console\n(.*?)```", read("docs/troubleshooting.md"), re.S)
-    lines = [line.removeprefix("CourseError: ") for block in blocks for line in block.splitlines()]
+    blocks = re.findall(
+        r"```console\n(.*?)```", read("docs/troubleshooting.md"), re.S
+    )
+    lines = [
+        line.removeprefix("CourseError: ")
+        for block in blocks
+        for line in block.splitlines()
+    ]
     parts = [part.strip(" :") for line in lines for part in line.split("…")]
     assert len(lines) > 15
     assert [part for part in parts if part not in code] == []
@@ -375,7 +454,9 @@ def steps(name: str) -> list[dict[str, Any]]:
 @pytest.mark.parametrize("path", WORKFLOWS, ids=lambda p: p.stem)
 def test_workflows_may_read_alone_and_pin_actions_by_their_hash(path: Path) -> None:
     workflow = yaml.safe_load(path.read_text(encoding="utf-8"))
-    assert workflow[True], "`on:` is read as true by YAML 1.1, and by GitHub as it should be"
+    assert workflow[True], (
+        "`on:` is read as true by YAML 1.1, and by GitHub as it should be"
+    )
     assert workflow["permissions"] == {"contents": "read"}
     assert workflow["concurrency"]
     for job in workflow["jobs"].values():
@@ -383,7 +464,9 @@ def test_workflows_may_read_alone_and_pin_actions_by_their_hash(path: Path) -> N
     used = re.findall(r"uses: (.*)", path.read_text(encoding="utf-8"))
     assert used
     assert [
-        name for name in used if not re.fullmatch(r"[\w/-]+@[0-9a-f]{40}  # v[\d.]+", name)
+        name
+        for name in used
+        if not re.fullmatch(r"[\w/-]+@[0-9a-f]{40}  # v[\d.]+", name)
     ] == []
     for step in steps(path.stem):
         if step.get("uses", "").startswith("actions/checkout@"):
@@ -395,13 +478,17 @@ def test_workflows_run_the_two_commands(name: str) -> None:
     commands = " ; ".join(step.get("run", "") for step in steps(name)).replace(
         "bash .ci/run", read(".ci/run")
     )
-    assert re.search(r"\bmake test\b", commands) and re.search(r"\bmake run\b", commands)
+    assert re.search(r"\bmake test\b", commands) and re.search(
+        r"\bmake run\b", commands
+    )
 
 
 def test_ci_covers_the_pythons_and_the_systems() -> None:
     jobs = yaml.safe_load(read(".github/workflows/ci.yml"))["jobs"]
     assert jobs["course"]["strategy"]["matrix"]["python"] == ["3.11", "3.13"]
-    systems = {name.split("-")[0] for name in jobs["units"]["strategy"]["matrix"]["os"]}
+    systems = {
+        name.split("-")[0] for name in jobs["units"]["strategy"]["matrix"]["os"]
+    }
     assert systems == {"macos", "windows"}
     commands = [step.get("run", "") for step in jobs["units"]["steps"]]
     install = "-c constraints.txt -r requirements.txt -r requirements-test.txt -e ."
@@ -422,8 +509,12 @@ def test_canary_runs_unknown_code_where_nothing_may_be_written() -> None:
     assert not re.search(r"\b(pip|python|make \w+)\b", re.sub(r"#.*", "", script))
     assert "uses" not in str(issue["steps"])
     # What its sed does to the ranges.
-    loosened = re.sub(r",<[0-9.]+", "", read("requirements.txt") + read("requirements-test.txt"))
-    assert "<" not in re.sub(r"#.*", "", loosened), "a range that the canary would still hold"
+    loosened = re.sub(
+        r",<[0-9.]+", "", read("requirements.txt") + read("requirements-test.txt")
+    )
+    assert "<" not in re.sub(r"#.*", "", loosened), (
+        "a range that the canary would still hold"
+    )
 
 
 def test_ci_runs_every_part_and_makes_each_target_that_it_names() -> None:
@@ -436,8 +527,20 @@ def test_ci_runs_every_part_and_makes_each_target_that_it_names() -> None:
 
 
 def test_every_public_target_is_listed_by_make() -> None:
-    run = subprocess.run(["make"], cwd=ROOT, capture_output=True, text=True, check=True)
-    targets = ["run", "lab", "test", "bench", "report", "check", "release-check", "faults", "sync"]
+    run = subprocess.run(
+        ["make"], cwd=ROOT, capture_output=True, text=True, check=True
+    )
+    targets = [
+        "run",
+        "lab",
+        "test",
+        "bench",
+        "report",
+        "check",
+        "release-check",
+        "faults",
+        "sync",
+    ]
     listed = re.findall(r"^  make (\S+)", run.stdout, re.M)
     assert set(targets) <= set(listed)
     for variable in ("PROFILE", "ONLY", "FRESH", "JOBS", "PYTHON"):

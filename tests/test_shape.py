@@ -12,7 +12,11 @@ PROSE = "Some words that say what is to be seen and why it matters to anybody wh
 
 
 def cell(source, *tags, outputs=(), kind="code", **metadata):
-    make = nbformat.v4.new_code_cell if kind == "code" else nbformat.v4.new_markdown_cell
+    make = (
+        nbformat.v4.new_code_cell
+        if kind == "code"
+        else nbformat.v4.new_markdown_cell
+    )
     made = make(source, metadata={"tags": list(tags), **metadata})
     if kind == "code":
         made.outputs = list(outputs)
@@ -34,16 +38,22 @@ def good():
         cell("pass", "bootstrap"),
         cell('PROFILE = "auto"\nSEED = 42', "parameters"),
         cell('lesson = Lesson("05", PROFILE, SEED)', outputs=[stream("lesson 07")]),
-        text("## 1. A section\n\n![a curve that falls](images/x.svg)\n" + PROSE * 10),
+        text(
+            "## 1. A section\n\n![a curve that falls](images/x.svg)\n" + PROSE * 10
+        ),
         cell('print("seen")', outputs=[stream("seen")]),
     ]
     for k in (1, 2, 3):
         cells += [
             text(f"### Exercise 05.{k}: do it"),
             cell("answer = ...", "exercise"),
-            cell("@lesson.exercise('05.1')\ndef check():\n    assert answer", "check"),
             cell(
-                "answer = 1\nlesson.solution('05.1')", "solution", jupyter={"source_hidden": True}
+                "@lesson.exercise('05.1')\ndef check():\n    assert answer", "check"
+            ),
+            cell(
+                "answer = 1\nlesson.solution('05.1')",
+                "solution",
+                jupyter={"source_hidden": True},
             ),
         ]
     cells.append(text("the end", "footer"))
@@ -67,11 +77,15 @@ def retag(position, *new):
 
 
 def plot(n):
-    n.cells[5].outputs = [nbformat.v4.new_output("display_data", {"image/png": "aGk="})]
+    n.cells[5].outputs = [
+        nbformat.v4.new_output("display_data", {"image/png": "aGk="})
+    ]
 
 
 def error(n):
-    n.cells[5].outputs = [nbformat.v4.new_output("error", ename="E", evalue="", traceback=[])]
+    n.cells[5].outputs = [
+        nbformat.v4.new_output("error", ename="E", evalue="", traceback=[])
+    ]
 
 
 BAD = {
@@ -82,17 +96,31 @@ BAD = {
     "no seed": (change(2, source="PROFILE = 1"), "cell tagged `parameters`"),
     "no lesson": (change(3, source="1"), "no `lesson = Lesson(…)`"),
     "no title": (lambda n: n.metadata.course.pop("title"), "wants title"),
-    "one goal": (lambda n: n.metadata.course.update(goals=["a"]), "three to five goals"),
+    "one goal": (
+        lambda n: n.metadata.course.update(goals=["a"]),
+        "three to five goals",
+    ),
     "long cells": (
-        lambda n: [c.update(source="x = 1\n" * 9) for c in n.cells if c.cell_type == "code"],
+        lambda n: [
+            c.update(source="x = 1\n" * 9) for c in n.cells if c.cell_type == "code"
+        ],
         "in the median",
     ),
     "long line": (change(5, source="x = '" + "a" * 90 + "'"), "columns"),
     "no prose": (change(4, source="## 1."), "words of prose"),
     "too much prose": (change(4, source=PROSE * 60), "words of prose"),
-    "image without alt": (change(4, source="![](images/x.svg)" + PROSE * 10), "without alt text"),
-    "tag without alt": (change(4, source='<img src="x.svg">' + PROSE * 10), "without alt text"),
-    "remote image": (change(4, source="![x](https://a.b/c.png)" + PROSE * 10), "a remote image"),
+    "image without alt": (
+        change(4, source="![](images/x.svg)" + PROSE * 10),
+        "without alt text",
+    ),
+    "tag without alt": (
+        change(4, source='<img src="x.svg">' + PROSE * 10),
+        "without alt text",
+    ),
+    "remote image": (
+        change(4, source="![x](https://a.b/c.png)" + PROSE * 10),
+        "a remote image",
+    ),
     "plot without alt": (plot, "a plot without alt text"),
     "not executed": (change(5, execution_count=None), "1..n"),
     "out of order": (change(5, execution_count=99), "1..n"),
@@ -101,15 +129,30 @@ BAD = {
     "stderr": (change(5, outputs=[stream("hm", "stderr")]), "on stderr"),
     "warning": (change(5, outputs=[stream("FutureWarning: soon")]), "a warning"),
     "token": (change(5, outputs=[stream("hf_" + "aB3" * 9)]), "a hub token"),
-    "path": (change(5, outputs=[stream("saved in /home/me/x")]), "an absolute path"),
-    "path in code": (change(5, source='print("/home/me/x")'), "an absolute path in"),
+    "path": (
+        change(5, outputs=[stream("saved in /home/me/x")]),
+        "an absolute path",
+    ),
+    "path in code": (
+        change(5, source='print("/home/me/x")'),
+        "an absolute path in",
+    ),
     "does not parse": (change(5, source="print("), "does not parse"),
     "input": (change(5, source="x = input()"), "waits for input"),
-    "remote code": (change(5, source="load(trust_remote_code=True)"), "trust_remote_code"),
-    "two exercises": (lambda n: n.cells.__delitem__(slice(6, 10)), "fewer than three"),
+    "remote code": (
+        change(5, source="load(trust_remote_code=True)"),
+        "trust_remote_code",
+    ),
+    "two exercises": (
+        lambda n: n.cells.__delitem__(slice(6, 10)),
+        "fewer than three",
+    ),
     "no check": (lambda n: n.cells.__delitem__(8), "starter, check, solution"),
     "no task": (change(6, source="### Exercise 05.9"), "no task headed"),
-    "open solution": (lambda n: n.cells[9].metadata.pop("jupyter"), "is not folded"),
+    "open solution": (
+        lambda n: n.cells[9].metadata.pop("jupyter"),
+        "is not folded",
+    ),
     "unchecked solution": (change(9, source="answer = 1"), "not checked"),
 }
 

@@ -18,7 +18,9 @@ from utils import show
 def shown(monkeypatch):
     """What was displayed, as data by media type."""
     outputs = []
-    monkeypatch.setattr("IPython.display.display", lambda data, **_: outputs.append(data))
+    monkeypatch.setattr(
+        "IPython.display.display", lambda data, **_: outputs.append(data)
+    )
     return outputs
 
 
@@ -51,7 +53,9 @@ def read(outputs):
 
 
 def test_special_tokens_are_seen_and_scripts_are_text(shown):
-    show.show_table([{"token": "</s> <unk> <pad>", "text": "<script>alert(1)</script>"}])
+    show.show_table(
+        [{"token": "</s> <unk> <pad>", "text": "<script>alert(1)</script>"}]
+    )
     reader = read(shown)
     assert reader.cells == ["</s> <unk> <pad>", "<script>alert(1)</script>"]
     assert "script" not in reader.tags and "s" not in reader.tags
@@ -96,9 +100,15 @@ def test_rows_of_a_table_may_be_none_or_lack_a_value(shown, capsys):
 
 def test_numbers_stand_to_the_right_unless_told(shown):
     show.show_table([{"name": "x", "count": 1}])
-    assert re.findall(r"<td style=.text-align:(\w+)", shown[-1]["text/html"]) == ["left", "right"]
+    assert re.findall(r"<td style=.text-align:(\w+)", shown[-1]["text/html"]) == [
+        "left",
+        "right",
+    ]
     show.show_table([{"name": "x", "count": 1}], align="cl")
-    assert re.findall(r"<td style=.text-align:(\w+)", shown[-1]["text/html"]) == ["center", "left"]
+    assert re.findall(r"<td style=.text-align:(\w+)", shown[-1]["text/html"]) == [
+        "center",
+        "left",
+    ]
 
 
 def test_a_figure_has_a_text_for_those_who_cannot_see_it(shown):

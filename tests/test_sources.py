@@ -25,8 +25,12 @@ SOURCE = "".join(f"value_{i} = compute(value_{i - 1}, {i})\n" for i in range(1, 
 links = pytest.mark.skipif(
     os.name != "posix", reason="links need a right that Windows rarely gives"
 )
-pipes = pytest.mark.skipif(not hasattr(os, "mkfifo"), reason="this system has no named pipes")
-raw_names = pytest.mark.skipif(sys.platform != "linux", reason="file names are UTF-8 here")
+pipes = pytest.mark.skipif(
+    not hasattr(os, "mkfifo"), reason="this system has no named pipes"
+)
+raw_names = pytest.mark.skipif(
+    sys.platform != "linux", reason="file names are UTF-8 here"
+)
 
 
 # folders and files --------------------------------------------------------------------------------
@@ -82,10 +86,15 @@ def test_what_is_in_a_file_decides(tmp_path, content, reason):
     assert data == (b"" if reason == "too large to read" else content)
 
 
-@pytest.mark.parametrize("name", ["a\0.py", "\ud800.py", "x" * 5000, "a.py/b.py", ""])
+@pytest.mark.parametrize(
+    "name", ["a\0.py", "\ud800.py", "x" * 5000, "a.py/b.py", ""]
+)
 def test_a_path_that_no_file_can_have_is_unreadable(tmp_path, name):
     (tmp_path / "a.py").write_text("x = 1\n")
-    assert sources.read_file(tmp_path / name)[1] in ("unreadable", "not a plain file")
+    assert sources.read_file(tmp_path / name)[1] in (
+        "unreadable",
+        "not a plain file",
+    )
 
 
 @links
@@ -132,7 +141,9 @@ def test_the_environment_has_a_licence_on_each_package_and_no_path_outside():
     trees = sources.environment()
     assert trees[0].package == "python"
     assert len(trees) > 50
-    assert not [p for tree in trees for p in tree.paths if p.startswith(("/", ".."))]
+    assert not [
+        p for tree in trees for p in tree.paths if p.startswith(("/", ".."))
+    ]
     assert sum(tree.licence == "unknown" for tree in trees) <= len(trees) // 20
     stdlib = Path(sysconfig.get_path("stdlib"))
     assert trees[0].root == stdlib
@@ -145,7 +156,9 @@ def test_the_files_of_a_package_lie_inside_its_folder(tmp_path):
     (info / "METADATA").write_text(
         "Metadata-Version: 2.1\nName: tiny\nVersion: 1.0\nLicense: MIT\n"
     )
-    (info / "RECORD").write_text("tiny/a.py,,\n../outside.py,,\n/etc/b.py,,\ntiny/data.bin,,\n")
+    (info / "RECORD").write_text(
+        "tiny/a.py,,\n../outside.py,,\n/etc/b.py,,\ntiny/data.bin,,\n"
+    )
     package = importlib.metadata.Distribution.at(info)
     tree = sources.distribution_tree("tiny", package)
     assert (tree.licence, tree.paths) == ("MIT", ["tiny/a.py"])
@@ -154,7 +167,11 @@ def test_the_files_of_a_package_lie_inside_its_folder(tmp_path):
 def test_the_list_of_those_who_opted_out_is_read_without_its_comments():
     patterns = sources.opted_out()
     assert "transformers-end-to-end" in patterns
-    assert not [pattern for pattern in patterns if "#" in pattern or pattern != pattern.strip()]
+    assert not [
+        pattern
+        for pattern in patterns
+        if "#" in pattern or pattern != pattern.strip()
+    ]
 
 
 # licences -----------------------------------------------------------------------------------------
@@ -260,7 +277,9 @@ def test_any_text_is_a_licence_or_unknown_and_never_raises(text):
 
 @settings(max_examples=300, deadline=None)
 @given(
-    st.sampled_from(sorted(sources.SPDX_OF) + ["mit license", "the mit license", "isc"]),
+    st.sampled_from(
+        sorted(sources.SPDX_OF) + ["mit license", "the mit license", "isc"]
+    ),
     st.text(alphabet="abcdefghij ,.()\n", min_size=2),
 )
 def test_a_known_name_with_other_words_is_not_that_licence(name, more):
@@ -275,7 +294,10 @@ def test_a_known_name_with_other_words_is_not_that_licence(name, more):
         ("License-Expression: mit or LicenseRef-Ours", "MIT OR LicenseRef-Ours"),
         ("License-Expression: <script>alert(1)</script>", "unknown"),
         ("License: Apache 2.0 License", "Apache-2.0"),
-        ("Classifier: License :: OSI Approved :: BSD License\nLicense: Copyright (c) me", "BSD"),
+        (
+            "Classifier: License :: OSI Approved :: BSD License\nLicense: Copyright (c) me",
+            "BSD",
+        ),
         (
             "Classifier: License :: OSI Approved :: MIT License\n"
             "Classifier: License :: OSI Approved :: GNU Lesser General Public License v3 (LGPLv3)",
@@ -287,8 +309,14 @@ def test_a_known_name_with_other_words_is_not_that_licence(name, more):
             "unknown AND MIT",
         ),
         ("Classifier: License :: OSI Approved :: ISC License (ISCL)", "ISC"),
-        ("Classifier: License :: OSI Approved :: Mozilla Public License 2.0 (MPL 2.0)", "MPL-2.0"),
-        ("Classifier: License :: Free for non-commercial use\nLicense: MIT", "unknown"),
+        (
+            "Classifier: License :: OSI Approved :: Mozilla Public License 2.0 (MPL 2.0)",
+            "MPL-2.0",
+        ),
+        (
+            "Classifier: License :: Free for non-commercial use\nLicense: MIT",
+            "unknown",
+        ),
         ("License: Copyright Mitsubishi Electric", "unknown"),
         ("License: Not MIT: proprietary", "unknown"),
         ("License: CC-BY-NC-4.0 and MIT", "CC-BY-NC-4.0 AND MIT"),
@@ -297,7 +325,10 @@ def test_a_known_name_with_other_words_is_not_that_licence(name, more):
         ("License: MIT-NC", "unknown"),
         ("License: MIT License\n with the Commons Clause", "unknown"),
         ("License: MPL-2.0 AND MIT", "MPL-2.0 AND MIT"),
-        ("License: MIT License\n Copyright (c) me\n Permission is hereby granted", "MIT"),
+        (
+            "License: MIT License\n Copyright (c) me\n Permission is hereby granted",
+            "MIT",
+        ),
         ("License: Apache License, Version 2.0", "Apache-2.0"),
         ("License: The MIT License", "MIT"),
         ("License: 3-Clause BSD License", "BSD-3-Clause"),
@@ -313,7 +344,9 @@ def test_licence_from_metadata(metadata, licence):
 def test_every_spelling_leads_to_a_name_that_the_list_knows():
     for text, name in sources.SPDX_OF.items():
         assert sources.licence_named(text) == name
-        assert name == "BSD" or sources.parse_licence(name, strict=True) is not None, name
+        assert (
+            name == "BSD" or sources.parse_licence(name, strict=True) is not None
+        ), name
     for name in sources.PERMISSIVE - {"BSD"}:
         assert str(sources.parse_licence(name, strict=True)) == name
 
@@ -328,7 +361,9 @@ def lesson() -> dict:
     names: dict = {"Path": Path}
     for cell in json.loads(path.read_text(encoding="utf-8"))["cells"]:
         text = "".join(cell["source"])
-        if cell["cell_type"] == "code" and re.search(r"(?m)^def (fetch_wheel|wheel_tree)\(", text):
+        if cell["cell_type"] == "code" and re.search(
+            r"(?m)^def (fetch_wheel|wheel_tree)\(", text
+        ):
             exec(compile(text, path.name, "exec"), names)
     return names
 
@@ -347,7 +382,11 @@ def put_wheel(shelf: Path, files: dict[str, str]) -> None:
     metadata = "Metadata-Version: 2.1\nName: tiny\nVersion: 1.0\nLicense: MIT\n"
     wheel = "Wheel-Version: 1.0\nRoot-Is-Purelib: true\nTag: py3-none-any\n"
     folder = "tiny-1.0.dist-info"
-    facts = {f"{folder}/METADATA": metadata, f"{folder}/WHEEL": wheel, f"{folder}/RECORD": ""}
+    facts = {
+        f"{folder}/METADATA": metadata,
+        f"{folder}/WHEEL": wheel,
+        f"{folder}/RECORD": "",
+    }
     with zipfile.ZipFile(shelf / "tiny-1.0-py3-none-any.whl", "w") as archive:
         for name, content in {**files, **facts}.items():
             archive.writestr(name, content)
@@ -366,7 +405,11 @@ def test_a_wheel_is_unpacked_and_read(lesson, shelf, tmp_path):
     put_wheel(shelf, {"tiny/a.py": SOURCE, "tiny/data.bin": "no"})
     (tmp_path / "new").mkdir()
     tree = lesson["wheel_tree"]("tiny", tmp_path / "new")
-    assert (tree.package, tree.licence, tree.paths) == ("tiny", "MIT", ["tiny/a.py"])
+    assert (tree.package, tree.licence, tree.paths) == (
+        "tiny",
+        "MIT",
+        ["tiny/a.py"],
+    )
 
 
 def test_a_wheel_that_leaves_its_folder_is_refused(lesson, shelf, tmp_path):
@@ -377,7 +420,9 @@ def test_a_wheel_that_leaves_its_folder_is_refused(lesson, shelf, tmp_path):
     assert not list(tmp_path.rglob("outside.py"))
 
 
-def test_what_is_not_there_is_an_error_that_says_what_to_do(lesson, shelf, tmp_path):
+def test_what_is_not_there_is_an_error_that_says_what_to_do(
+    lesson, shelf, tmp_path
+):
     with pytest.raises(
         CourseError, match="(?s)no wheel of no-such-package could be fetched.*next:"
     ):
@@ -388,14 +433,22 @@ def test_what_is_not_there_is_an_error_that_says_what_to_do(lesson, shelf, tmp_p
 def test_the_build_script_of_a_project_is_never_run(lesson, shelf, tmp_path, where):
     mark = tmp_path / "mark"
     project = project_that_leaves_a_mark(tmp_path / "project", mark)
-    name = {"path": str(project), "address": project.as_uri(), "option": f"-r{project}"}[where]
+    name = {
+        "path": str(project),
+        "address": project.as_uri(),
+        "option": f"-r{project}",
+    }[where]
     with pytest.raises(CourseError, match="is not the name of a project"):
         lesson["fetch_wheel"](name, tmp_path)
     assert not mark.exists()
 
 
-@pytest.mark.parametrize("setting", ["", "PIP_NO_BINARY=tiny", "PIP_NO_BINARY=:all:"])
-def test_a_source_archive_is_never_taken(lesson, shelf, tmp_path, monkeypatch, setting):
+@pytest.mark.parametrize(
+    "setting", ["", "PIP_NO_BINARY=tiny", "PIP_NO_BINARY=:all:"]
+)
+def test_a_source_archive_is_never_taken(
+    lesson, shelf, tmp_path, monkeypatch, setting
+):
     mark = tmp_path / "mark"
     project = project_that_leaves_a_mark(tmp_path / "tiny-1.0", mark)
     facts = b"Metadata-Version: 2.1\nName: tiny\nVersion: 1.0\n"
@@ -415,6 +468,19 @@ def test_pip_would_have_run_it(shelf, tmp_path):
     """What the two tests above would miss if the project left no mark at all."""
     mark = tmp_path / "mark"
     project = project_that_leaves_a_mark(tmp_path / "project", mark)
-    command = [sys.executable, "-m", "pip", "download", "-q", "--no-deps", "--no-build-isolation"]
-    subprocess.run([*command, "--", str(project)], cwd=tmp_path, capture_output=True, check=False)
+    command = [
+        sys.executable,
+        "-m",
+        "pip",
+        "download",
+        "-q",
+        "--no-deps",
+        "--no-build-isolation",
+    ]
+    subprocess.run(
+        [*command, "--", str(project)],
+        cwd=tmp_path,
+        capture_output=True,
+        check=False,
+    )
     assert mark.exists()

@@ -22,10 +22,16 @@ def functions(package: str) -> Iterator[tuple[str, list[int], int]]:
             nodes = sum(1 for _ in ast.walk(node))
             numbers = set(range(node.lineno, node.end_lineno + 1))
             if ast.get_docstring(node):
-                numbers -= set(range(node.body[0].lineno, node.body[0].end_lineno + 1))
+                numbers -= set(
+                    range(node.body[0].lineno, node.body[0].end_lineno + 1)
+                )
                 nodes -= 2
             code = [number for number in numbers if lines[number - 1].strip()]
-            code = [number for number in code if not lines[number - 1].strip().startswith("#")]
+            code = [
+                number
+                for number in code
+                if not lines[number - 1].strip().startswith("#")
+            ]
             yield f"{path.name}:{node.name}", code, nodes
 
 

@@ -20,7 +20,10 @@ from stages.stand_in_hub import TOKEN, StandInHub
 from stages.tokenizer import END, PAD, PATTERNS, BulkEncoder
 from utils.errors import ROOT, CourseError
 
-SOURCES = [path.read_text(encoding="utf-8") for path in sorted((ROOT / "utils").glob("*.py"))]
+SOURCES = [
+    path.read_text(encoding="utf-8")
+    for path in sorted((ROOT / "utils").glob("*.py"))
+]
 
 
 def hostile_texts(megabytes: float) -> dict[str, str]:
@@ -37,7 +40,8 @@ def hostile_texts(megabytes: float) -> dict[str, str]:
         "random code points": "".join(map(chr, draw.choices(points, k=20_000))),
         "emoji sequences, accents, right to left": (emoji + accents) * 200,
         "mixed newlines and blanks": newlines * 100,
-        "NUL, control bytes, byte order mark": "".join(map(chr, range(32))) + "\ufeff\ufffe\uffff",
+        "NUL, control bytes, byte order mark": "".join(map(chr, range(32)))
+        + "\ufeff\ufffe\uffff",
         "special tokens, letters of bytes": f"{END}{PAD} {END} <|endof{END}text|>\n{PAD} ĠĊ Ġdef",
         "blanks without end": " " * 200_000 + "x" + "\n" * 200_000 + "\t" * 200_000,
         "one word without end": "a" * 200_000 + "é" * 50_000 + "=" * 200_000,
@@ -74,7 +78,9 @@ def test_every_code_point_is_cut_alike_by_both_engines():
         "".join(f"a{chr(p)}1 {chr(p)}." for p in points[i : i + 2000])
         for i in range(0, len(points), 2000)
     ]
-    assert [ids.tolist() for ids in BulkEncoder(tokenizer)(texts)] == tokenizer(texts)["input_ids"]
+    assert [ids.tolist() for ids in BulkEncoder(tokenizer)(texts)] == tokenizer(
+        texts
+    )["input_ids"]
 
 
 def test_everything_comes_back():
@@ -98,7 +104,9 @@ def test_by_hand_equals_the_library():
     tokenizer = tokenization.train_bpe(SOURCES, 600)
     ranks = tokenization.read_ranks(tokenizer)
     for word in ("lesson", "tokenization", "zzz", "𝛼"):
-        by_hand = [ranks[part] for part in tokenization.join_pieces(word.encode(), ranks)]
+        by_hand = [
+            ranks[part] for part in tokenization.join_pieces(word.encode(), ranks)
+        ]
         assert by_hand == tokenizer(word)["input_ids"]
 
 
@@ -115,10 +123,12 @@ def test_merges_compress_as_well_as_the_librarys():
 
 
 def test_the_librarys_own_training_is_taken_too():
-    trained = tokenization.blank_tokenizer(PATTERNS["gpt2"]).train_new_from_iterator(
-        SOURCES, 700, show_progress=False
-    )
-    assert [ids.tolist() for ids in BulkEncoder(trained)(SOURCES)] == trained(SOURCES)["input_ids"]
+    trained = tokenization.blank_tokenizer(
+        PATTERNS["gpt2"]
+    ).train_new_from_iterator(SOURCES, 700, show_progress=False)
+    assert [ids.tolist() for ids in BulkEncoder(trained)(SOURCES)] == trained(
+        SOURCES
+    )["input_ids"]
 
 
 def test_order_and_type_with_many_threads():
@@ -151,11 +161,16 @@ def test_what_would_differ_is_refused():
         single=f"$A {END}", special_tokens=[(END, template.eos_token_id)]
     )
     digits.backend_tokenizer.pre_tokenizer = pre_tokenizers.Sequence(
-        [pre_tokenizers.Digits(True), pre_tokenizers.ByteLevel(add_prefix_space=False)]
+        [
+            pre_tokenizers.Digits(True),
+            pre_tokenizers.ByteLevel(add_prefix_space=False),
+        ]
     )
     greedy.add_tokens([AddedToken("<x>", lstrip=True)])
     for tokenizer in (lower, template, digits, greedy):
-        with pytest.raises(CourseError, match="would not give this tokenizer's ids"):
+        with pytest.raises(
+            CourseError, match="would not give this tokenizer's ids"
+        ):
             BulkEncoder(tokenizer)
 
 
@@ -182,7 +197,9 @@ def test_merges_that_do_not_follow_from_the_ids_are_refused():
         BulkEncoder(PreTrainedTokenizerFast(tokenizer_object=engine))
 
 
-@pytest.mark.parametrize("blanks", [("  ", "    ", "      "), ("      ", "    ", "  ")])
+@pytest.mark.parametrize(
+    "blanks", [("  ", "    ", "      "), ("      ", "    ", "  ")]
+)
 def test_added_tokens_of_which_one_begins_another_are_refused(blanks):
     tokenizer = tokenization.train_bpe(SOURCES, 600)
     tokenizer.add_tokens(list(blanks))
@@ -200,7 +217,10 @@ def test_added_tokens_that_overlap_are_refused_where_the_library_searches_twice(
 
     text = f"a{END} a<|end {END}"
     assert added(True)(text)["input_ids"] != added(False)(text)["input_ids"]
-    assert BulkEncoder(added(False)).encode(text).tolist() == added(False)(text)["input_ids"]
+    assert (
+        BulkEncoder(added(False)).encode(text).tolist()
+        == added(False)(text)["input_ids"]
+    )
     with pytest.raises(CourseError, match="may claim the same characters"):
         BulkEncoder(added(True))
 
@@ -209,7 +229,9 @@ def test_added_tokens_that_stay_apart_are_taken():
     tokenizer = tokenization.train_bpe(SOURCES, 600)
     tokenizer.add_tokens(["<one>", "<two>"])
     text = "x<one><two> <one <two>"
-    assert BulkEncoder(tokenizer).encode(text).tolist() == tokenizer(text)["input_ids"]
+    assert (
+        BulkEncoder(tokenizer).encode(text).tolist() == tokenizer(text)["input_ids"]
+    )
 
 
 @pytest.mark.parametrize("rule", PATTERNS)
@@ -232,7 +254,10 @@ def test_a_vocabulary_without_room_for_the_bytes_is_named(size):
 
 def test_a_vocabulary_of_nothing_but_bytes_is_one():
     tokenizer = tokenization.train_bpe(SOURCES, 258)
-    assert tokenizer.get_vocab() == tokenization.blank_tokenizer(PATTERNS["code"]).get_vocab()
+    assert (
+        tokenizer.get_vocab()
+        == tokenization.blank_tokenizer(PATTERNS["code"]).get_vocab()
+    )
 
 
 def test_a_callers_merges_are_its_own():
@@ -243,7 +268,9 @@ def test_a_callers_merges_are_its_own():
 
 def test_a_lone_surrogate_is_an_error_and_not_a_silent_change():
     with pytest.raises(UnicodeEncodeError):
-        BulkEncoder(tokenization.blank_tokenizer(PATTERNS["code"])).encode("a\ud800b")
+        BulkEncoder(tokenization.blank_tokenizer(PATTERNS["code"])).encode(
+            "a\ud800b"
+        )
 
 
 def test_too_little_text_is_named():
@@ -258,7 +285,9 @@ def test_a_table_with_an_orphan_is_named():
 
 def write_corpus(folder: Path, texts: list[str]) -> None:
     for part in range(2):
-        rows = [{"content": text, "size": len(text.encode())} for text in texts[part::2]]
+        rows = [
+            {"content": text, "size": len(text.encode())} for text in texts[part::2]
+        ]
         name = f"train-0000{part}-of-00002.parquet"
         parquet.write_table(pa.Table.from_pylist(rows), folder / name)
 
@@ -266,7 +295,10 @@ def write_corpus(folder: Path, texts: list[str]) -> None:
 def test_samples_are_fair_repeatable_and_nested(tmp_path):
     texts = [f"# file {i}\n" + "x = 1\n" * 300 for i in range(2000)]
     write_corpus(tmp_path, texts)
-    small, large = (list(tokenization.read_texts(tmp_path, "train", size)) for size in (0.5, 1.5))
+    small, large = (
+        list(tokenization.read_texts(tmp_path, "train", size))
+        for size in (0.5, 1.5)
+    )
     assert small == list(tokenization.read_texts(tmp_path, "train", 0.5))
     assert set(small) < set(large) < set(texts)
     assert 0.4e6 < sum(map(len, small)) < 0.6e6
@@ -288,7 +320,9 @@ assert (back.eos_token, back.pad_token) == (here.eos_token, here.pad_token)
 """
 
 
-def run_against(hub: StandInHub, home: Path, code: str, *arguments: str, **more: str):
+def run_against(
+    hub: StandInHub, home: Path, code: str, *arguments: str, **more: str
+):
     environment = {**os.environ, **hub.environment(str(home)), **more}
     return subprocess.run(
         [sys.executable, "-c", code, *arguments],
@@ -304,11 +338,16 @@ def test_to_a_hub_and_back(tmp_path):
     tokenizer = tokenization.train_bpe(SOURCES, 600)
     tokenizer.save_pretrained(tmp_path / "saved")
     with StandInHub() as hub:
-        done = run_against(hub, tmp_path / "home", PUSH_AND_PULL, str(tmp_path / "saved"))
+        done = run_against(
+            hub, tmp_path / "home", PUSH_AND_PULL, str(tmp_path / "saved")
+        )
         assert done.returncode == 0, done.stderr
         files = hub.repos["reader/made-here"]
         assert {"tokenizer.json", "tokenizer_config.json"} <= set(files)
-        assert files["tokenizer.json"] == (tmp_path / "saved" / "tokenizer.json").read_bytes()
+        assert (
+            files["tokenizer.json"]
+            == (tmp_path / "saved" / "tokenizer.json").read_bytes()
+        )
         assert "POST /api/models/reader/made-here/commit/main" in hub.requests
         assert hub.private == {"reader/made-here"}
 
@@ -317,7 +356,9 @@ def test_the_stand_in_refuses_a_stranger_and_knows_what_it_lacks(tmp_path):
     code = "from huggingface_hub import create_repo; create_repo('mine')"
     pull = "from huggingface_hub import snapshot_download; snapshot_download('reader/none')"
     with StandInHub() as hub:
-        assert "401" in run_against(hub, tmp_path, code, HF_TOKEN="hf_" + TOKEN).stderr
+        assert (
+            "401" in run_against(hub, tmp_path, code, HF_TOKEN="hf_" + TOKEN).stderr
+        )
         assert hub.repos == {}
         run_against(hub, tmp_path, code)
         assert set(hub.repos) == {"reader/mine"}

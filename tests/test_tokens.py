@@ -22,11 +22,22 @@ from torch.utils.data import DataLoader
 from stages import tokens
 from stages.memory import run_fresh
 from stages.tokenizer import END, BulkEncoder, train_bpe
-from stages.tokens import Loader, Split, open_store, permute, split_rows, write_shards, write_store
+from stages.tokens import (
+    Loader,
+    Split,
+    open_store,
+    permute,
+    split_rows,
+    write_shards,
+    write_store,
+)
 from utils.artifacts import sealed
 from utils.errors import ROOT, CourseError
 
-SOURCES = [path.read_text(encoding="utf-8") for path in sorted((ROOT / "utils").glob("*.py"))]
+SOURCES = [
+    path.read_text(encoding="utf-8")
+    for path in sorted((ROOT / "utils").glob("*.py"))
+]
 BLOCK = 64
 
 
@@ -35,7 +46,9 @@ def tokenizer():
     return train_bpe(SOURCES, 600)
 
 
-@pytest.fixture(scope="module", params=[2**28, 1000, 1], ids=["one shard", "many", "tiny"])
+@pytest.fixture(
+    scope="module", params=[2**28, 1000, 1], ids=["one shard", "many", "tiny"]
+)
 def store(request, tokenizer, tmp_path_factory):
     """The sources of `utils` in one shard, in several, and in one for each row."""
     folder = tmp_path_factory.mktemp("store")
@@ -89,7 +102,9 @@ def test_a_document_cannot_forge_its_end(tokenizer, tmp_path):
     text = "x = '<|endoftext|>' + '<pad>'\n"
     write_store(tmp_path, {"train": [text]}, tokenizer, 4)
     stream = open_store(tmp_path)["train"].streams[0]
-    assert (stream == tokenizer.eos_token_id).sum() == 2 and tokenizer.pad_token_id not in stream
+    assert (
+        stream == tokenizer.eos_token_id
+    ).sum() == 2 and tokenizer.pad_token_id not in stream
     assert tokenizer.decode(stream[1:-1]) == text
 
 
@@ -98,7 +113,9 @@ def test_a_view_of_the_file_and_not_a_copy(store):
     table, stream = split.tables[0], split.streams[0]
     assert np.shares_memory(table, stream)
     with warnings.catch_warnings():
-        warnings.simplefilter("error")  # torch warns of arrays that it must not write to
+        warnings.simplefilter(
+            "error"
+        )  # torch warns of arrays that it must not write to
         tensor = torch.from_numpy(table)
     assert tensor.data_ptr() == table.ctypes.data
     before = (split.folder / split.shards[0]).read_bytes()
@@ -118,14 +135,18 @@ def test_wide_ids_for_a_large_vocabulary(tokenizer, tmp_path):
     assert open_store(tmp_path)["train"].streams[0].dtype == np.uint32
 
 
-def test_another_tokenizer_is_refused_and_padding_does_not_make_another(store, tokenizer):
+def test_another_tokenizer_is_refused_and_padding_does_not_make_another(
+    store, tokenizer
+):
     folder = store[0]["train"].folder
     tokenizer(
         SOURCES[:2], padding=True, truncation=True, max_length=9
     )  # leaves its mark in the engine
     open_store(folder, tokenizer)
     other = train_bpe(SOURCES[::-1] * 2, 601)
-    with pytest.raises(CourseError, match=r"another tokenizer.*600 tokens.*601 tokens"):
+    with pytest.raises(
+        CourseError, match=r"another tokenizer.*600 tokens.*601 tokens"
+    ):
         open_store(folder, other)
     moved = train_bpe(SOURCES, 600)
     moved.eos_token = moved.pad_token
@@ -175,7 +196,10 @@ def test_a_killed_writer_leaves_the_old_store(tokenizer, tmp_path):
     with sealed(target, {}) as folder:
         write_store(folder, {"train": SOURCES[:2]}, tokenizer, BLOCK)
     with subprocess.Popen(
-        [sys.executable, "-c", WRITER, str(target)], cwd=ROOT, stdout=subprocess.PIPE, text=True
+        [sys.executable, "-c", WRITER, str(target)],
+        cwd=ROOT,
+        stdout=subprocess.PIPE,
+        text=True,
     ) as writer:
         assert writer.stdout.readline() == "writing\n"
         writer.kill()
@@ -193,10 +217,12 @@ def test_it_is_a_permutation(size, seed, epoch):
 
 @given(st.integers(2, 2**60), st.integers(0, 2**32), st.data())
 def test_it_stays_inside_and_apart_at_any_size(size, seed, data):
-    places = data.draw(st.lists(st.integers(0, size - 1), min_size=1, max_size=20, unique=True))
+    places = data.draw(
+        st.lists(st.integers(0, size - 1), min_size=1, max_size=20, unique=True)
+    )
     rows = permute(np.array(places), size, seed)
     assert len(set(rows.tolist())) == len(places)
-    assert 0 <= rows.min() and rows.max() < size
+    assert rows.min() >= 0 and rows.max() < size
 
 
 def test_each_place_is_computed_alone_and_for_ever():
@@ -213,7 +239,9 @@ def test_epochs_and_seeds_differ():
     first, second, third = (
         permute(np.arange(5000), 5000, *key) for key in ((1, 0), (1, 1), (2, 0))
     )
-    for one, other in itertools.combinations((first, second, third, np.arange(5000)), 2):
+    for one, other in itertools.combinations(
+        (first, second, third, np.arange(5000)), 2
+    ):
         assert (one == other).sum() < 10
 
 
@@ -222,17 +250,27 @@ def oddity(one, other, cells=20):
     table = np.histogram2d(one, other, cells)[0]
     expected = table.sum() / cells**2
     freedom = (cells - 1) ** 2
-    return abs(((table - expected) ** 2 / expected).sum() - freedom) / np.sqrt(2 * freedom)
+    return abs(((table - expected) ** 2 / expected).sum() - freedom) / np.sqrt(
+        2 * freedom
+    )
 
 
 def test_it_looks_like_chance():
     places = np.arange(100_000)
     for seed in range(5):
         rows = permute(places, len(places), seed)
-        for one, other in ((places, rows), (rows[:-1], rows[1:]), (rows[:-7], rows[7:])):
+        for one, other in (
+            (places, rows),
+            (rows[:-1], rows[1:]),
+            (rows[:-7], rows[7:]),
+        ):
             assert oddity(one, other) < 5
-        assert (np.abs(np.diff(rows)) == 1).sum() < 15  # by chance, two stay neighbours
-    regular = places * 38_603 % len(places)  # a permutation too, but one with a pattern
+        assert (
+            np.abs(np.diff(rows)) == 1
+        ).sum() < 15  # by chance, two stay neighbours
+    regular = (
+        places * 38_603 % len(places)
+    )  # a permutation too, but one with a pattern
     assert oddity(regular[:-1], regular[1:]) > 1000
 
 
@@ -243,13 +281,19 @@ def numbers(loader, split):
     """The number of each row that a loader gives, found by its content."""
     names = {
         row.tobytes(): k
-        for k, row in enumerate(split.gather(np.arange(len(split))).astype(np.int64))
+        for k, row in enumerate(
+            split.gather(np.arange(len(split))).astype(np.int64)
+        )
     }
     return [[names[row.numpy().tobytes()] for row in batch] for batch in loader]
 
 
-@pytest.mark.parametrize("batch,world", [(1, 1), (3, 1), (4, 2), (5, 3), (7, 4), (1000, 2)])
-def test_every_row_once_over_ranks_and_workers_for_ragged_sizes(store, batch, world):
+@pytest.mark.parametrize(
+    "batch,world", [(1, 1), (3, 1), (4, 2), (5, 3), (7, 4), (1000, 2)]
+)
+def test_every_row_once_over_ranks_and_workers_for_ragged_sizes(
+    store, batch, world
+):
     split = store[0]["train"]
     seen = []
     for rank, workers in itertools.product(range(world), (0, 2)):
@@ -260,7 +304,9 @@ def test_every_row_once_over_ranks_and_workers_for_ragged_sizes(store, batch, wo
             else numbers(loader, split)
         )
         if workers:
-            assert many == numbers(loader, split)  # workers take turns: nothing is seen of them
+            assert many == numbers(
+                loader, split
+            )  # workers take turns: nothing is seen of them
         else:
             seen += [row for some in many for row in some]
     assert sorted(seen) == list(range(len(split)))
@@ -268,11 +314,17 @@ def test_every_row_once_over_ranks_and_workers_for_ragged_sizes(store, batch, wo
 
 def test_a_step_has_the_same_rows_on_any_number_of_ranks(store):
     split, steps = store[0]["train"], 2 * len(store[0]["train"]) // 12
-    alone = [sorted(b) for b in numbers(itertools.islice(Loader(split, 12, 7), steps), split)]
+    alone = [
+        sorted(b)
+        for b in numbers(itertools.islice(Loader(split, 12, 7), steps), split)
+    ]
     for world in (2, 3, 4):
         ranks = [
             numbers(
-                itertools.islice(Loader(split, 12 // world, 7, rank=r, world=world), steps), split
+                itertools.islice(
+                    Loader(split, 12 // world, 7, rank=r, world=world), steps
+                ),
+                split,
             )
             for r in range(world)
         ]
@@ -296,14 +348,18 @@ def test_resuming_goes_on_where_it_stopped(store, done):
     loader = Loader(split, 4, 42)
     whole = list(itertools.islice(loader, done + 5))[done:]
     resumed = list(itertools.islice(Loader(split, 4, 42, start=done * 4), 5))
-    assert all(torch.equal(one, other) for one, other in zip(whole, resumed, strict=True))
+    assert all(
+        torch.equal(one, other) for one, other in zip(whole, resumed, strict=True)
+    )
 
 
 def test_resuming_far_away_reads_no_row_before(store, monkeypatch):
     split = store[0]["train"]
     asked = []
     monkeypatch.setattr(tokens, "GATHERED_TOGETHER", 4 * BLOCK)
-    monkeypatch.setattr(Split, "gather", lambda self, rows: asked.append(rows) or np.zeros((4, 2)))
+    monkeypatch.setattr(
+        Split, "gather", lambda self, rows: asked.append(rows) or np.zeros((4, 2))
+    )
     next(iter(Loader(split, 4, 42, start=10**15)))
     place, epoch = 10**15 % len(split), 10**15 // len(split)
     assert [len(rows) for rows in asked] == [4]
@@ -322,7 +378,10 @@ def test_a_loader_with_nothing_left_ends(store):
 
 def test_a_kept_batch_is_not_overwritten(store):
     batches = list(itertools.islice(Loader(store[0]["train"], 4, 42), 9))
-    copies = [batch.clone() for batch in itertools.islice(Loader(store[0]["train"], 4, 42), 9)]
+    copies = [
+        batch.clone()
+        for batch in itertools.islice(Loader(store[0]["train"], 4, 42), 9)
+    ]
     assert all(torch.equal(one, other) for one, other in zip(batches, copies))
     batches[0].zero_()
     assert torch.equal(next(iter(Loader(store[0]["train"], 4, 42))), copies[0])
@@ -350,7 +409,9 @@ def test_private_memory_does_not_grow_with_the_store(tmp_path):
     tokens = 50_000_000
     with (tmp_path / "train-00000.bin").open("wb") as file:
         file.truncate(2 * (tokens + 1))
-    assert run_fresh(private_growth, str(tmp_path), tokens).result < 20e6  # the store has 100 MB
+    assert (
+        run_fresh(private_growth, str(tmp_path), tokens).result < 20e6
+    )  # the store has 100 MB
 
 
 # for the model ----------------------------------------------------------------------------------
@@ -373,7 +434,10 @@ def test_the_models_own_loss_takes_the_rows():
     loss = model(**split_rows(rows)).loss
     logits = model(rows[:, :-1]).logits
     assert torch.allclose(
-        loss, torch.nn.functional.cross_entropy(logits.flatten(0, 1), rows[:, 1:].flatten())
+        loss,
+        torch.nn.functional.cross_entropy(
+            logits.flatten(0, 1), rows[:, 1:].flatten()
+        ),
     )
     assert torch.allclose(
         loss, model(rows, labels=rows).loss
@@ -383,11 +447,15 @@ def test_the_models_own_loss_takes_the_rows():
 # properties -------------------------------------------------------------------------------------
 
 
-def counted_split(folder: Path, rows: int, rest: int, block: int, shard_blocks: int) -> Split:
+def counted_split(
+    folder: Path, rows: int, rest: int, block: int, shard_blocks: int
+) -> Split:
     """A split whose stream counts 0, 1, 2 …: row k begins with k * block."""
     count = rows * block + rest
     stream = np.arange(count + 1, dtype="<u4")
-    shards = write_shards(folder, "train", [stream[1:]], stream[:1], shard_blocks * block)
+    shards = write_shards(
+        folder, "train", [stream[1:]], stream[:1], shard_blocks * block
+    )
     header = {"dtype": "<u4", "block": block, "shard_blocks": shard_blocks}
     return Split(folder, "train", header, count, 1, count, shards)
 
@@ -417,24 +485,35 @@ def test_each_position_once_over_ranks_and_workers(
 ):
     """Whatever the batch, ranks, workers, start and stop: so every row once an epoch."""
     taken = []
-    with tempfile.TemporaryDirectory() as scratch, pytest.MonkeyPatch.context() as patch:
+    with (
+        tempfile.TemporaryDirectory() as scratch,
+        pytest.MonkeyPatch.context() as patch,
+    ):
         split = counted_split(Path(scratch), **sizes)
         patch.setattr(tokens, "GATHERED_TOGETHER", group * batch * sizes["block"])
         for rank, worker in itertools.product(range(world), range(workers)):
             info = SimpleNamespace(id=worker, num_workers=workers)
             patch.setattr(tokens, "get_worker_info", lambda info=info: info)
             stop = start + length
-            for rows in Loader(split, batch, 7, start, stop, rank=rank, world=world):
+            for rows in Loader(
+                split, batch, 7, start, stop, rank=rank, world=world
+            ):
                 assert (rows.diff() == 1).all()
                 taken += (rows[:, 0] // sizes["block"]).tolist()
         expected = Loader(split, 1, 7).rows_at(np.arange(start, start + length))
     assert sorted(taken) == sorted(expected.tolist())
     if start == 0 and length % sizes["rows"] == 0:
-        assert sorted(taken) == sorted([*range(sizes["rows"])] * (length // sizes["rows"]))
+        assert sorted(taken) == sorted(
+            [*range(sizes["rows"])] * (length // sizes["rows"])
+        )
 
 
 @settings(deadline=None, max_examples=40)
-@given(st.lists(st.text(), min_size=1, max_size=9), st.integers(1, 9), st.integers(1, 40))
+@given(
+    st.lists(st.text(), min_size=1, max_size=9),
+    st.integers(1, 9),
+    st.integers(1, 40),
+)
 def test_texts_come_back_from_the_rows(tokenizer, texts, block, shard):
     with tempfile.TemporaryDirectory() as scratch:
         write_store(Path(scratch), {"train": texts}, tokenizer, block, shard)
@@ -465,7 +544,9 @@ HEADER = {
         }
     },
 }
-numbers_of_any_kind = st.integers(-(2**70), 2**70) | st.integers(-3, 30) | st.floats()
+numbers_of_any_kind = (
+    st.integers(-(2**70), 2**70) | st.integers(-3, 30) | st.floats()
+)
 anything = st.recursive(
     st.none()
     | st.booleans()
@@ -473,7 +554,8 @@ anything = st.recursive(
     | st.text(max_size=9)
     | st.just("../secret.bin"),
     lambda inner: (
-        st.lists(inner, max_size=3) | st.dictionaries(st.text(max_size=5), inner, max_size=3)
+        st.lists(inner, max_size=3)
+        | st.dictionaries(st.text(max_size=5), inner, max_size=3)
     ),
 )
 
@@ -496,7 +578,10 @@ def small_store(tmp_path_factory):
 
 
 @settings(deadline=None, max_examples=300)
-@given(st.lists(st.tuples(st.sampled_from([*HEADER, "more"]), anything), max_size=2), st.data())
+@given(
+    st.lists(st.tuples(st.sampled_from([*HEADER, "more"]), anything), max_size=2),
+    st.data(),
+)
 def test_a_header_of_any_content_is_read_or_refused(small_store, changes, data):
     header = copy.deepcopy(HEADER)
     facts = header["splits"]["train"]
@@ -511,10 +596,14 @@ def test_a_header_of_any_content_is_read_or_refused(small_store, changes, data):
         assert header != HEADER
 
 
-@given(st.binary(max_size=40) | anything.map(lambda value: json.dumps(value).encode()))
+@given(
+    st.binary(max_size=40) | anything.map(lambda value: json.dumps(value).encode())
+)
 def test_a_header_that_is_none_is_refused(small_store, content):
     (small_store / "store.json").write_bytes(content)
-    with pytest.raises(CourseError, match=r"no whole token store(.|\n)*run lesson 08 again"):
+    with pytest.raises(
+        CourseError, match=r"no whole token store(.|\n)*run lesson 08 again"
+    ):
         open_store(small_store)
 
 

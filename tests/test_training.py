@@ -60,16 +60,23 @@ def reset_accelerate() -> None:
 
 def plain_loop(recipe: Recipe) -> Iterator[float]:  # noqa: F811
     """AdamW, a cosine behind a warm-up of three steps, clipping: nothing of the engine but its weights."""
-    model = build_model(recipe, AutoTokenizer.from_pretrained(recipe.tokenizer)).train()
+    model = build_model(
+        recipe, AutoTokenizer.from_pretrained(recipe.tokenizer)
+    ).train()
     vectors = [p for p in model.parameters() if p.dim() < 2]
     others = [p for p in model.parameters() if p.dim() >= 2]
-    groups = [{"params": others, "weight_decay": 0.1}, {"params": vectors, "weight_decay": 0.0}]
+    groups = [
+        {"params": others, "weight_decay": 0.1},
+        {"params": vectors, "weight_decay": 0.0},
+    ]
     optimizer = torch.optim.AdamW(groups, lr=1.0, betas=(0.9, 0.95))
     split = open_store(Path(recipe.tokens))["train"]
     for step in range(12):
         places = permute(np.arange(4 * step, 4 * step + 4), len(split), recipe.seed)
         rows = torch.from_numpy(split.gather(places).astype(np.int64))
-        loss = F.cross_entropy(model(rows[:, :-1]).logits.flatten(0, 1), rows[:, 1:].flatten())
+        loss = F.cross_entropy(
+            model(rows[:, :-1]).logits.flatten(0, 1), rows[:, 1:].flatten()
+        )
         loss.backward()
         torch.nn.utils.clip_grad_norm_(model.parameters(), 0.3)
         cosine = 0.1 + 0.9 * (1 + math.cos(math.pi * (step - 3) / 9)) / 2
@@ -85,12 +92,18 @@ def test_the_engine_equals_a_plain_loop(recipe: Recipe) -> None:  # noqa: F811
     fields |= {"schedule": "cosine", "warmup": 0.25}
     plain = Recipe(**{**vars(recipe), **fields, "model": GPT2})
     pretrain(plain)
-    assert list(losses(plain).values()) == pytest.approx(list(plain_loop(plain)), abs=2e-5)
-    assert min(line["norm"] for line in log_lines(plain)) > 0.3, "clipping has something to do"
+    assert list(losses(plain).values()) == pytest.approx(
+        list(plain_loop(plain)), abs=2e-5
+    )
+    assert min(line["norm"] for line in log_lines(plain)) > 0.3, (
+        "clipping has something to do"
+    )
 
 
 @pytest.mark.parametrize("micro", [1, 2, 3])
-def test_accumulation_equals_the_large_batch(recipe: Recipe, calm: Recipe, micro: int) -> None:  # noqa: F811
+def test_accumulation_equals_the_large_batch(
+    recipe: Recipe, calm: Recipe, micro: int
+) -> None:  # noqa: F811
     # Three do not divide four: then it is two at a time.
     pretrain(recipe.change(micro=micro))
     assert losses(recipe) == pytest.approx(losses(calm), abs=1e-4)
@@ -139,7 +152,9 @@ def test_the_disk_is_not_asked_at_every_step(
 ) -> None:
     calls = []
     real = checkpoints.list_checkpoints
-    monkeypatch.setattr(checkpoints, "list_checkpoints", lambda f: calls.append(f) or real(f))
+    monkeypatch.setattr(
+        checkpoints, "list_checkpoints", lambda f: calls.append(f) or real(f)
+    )
     pretrain(recipe.change(steps=40, save_every=40, evaluate_every=40))
     assert len(calls) < 6
 
@@ -182,7 +197,9 @@ def test_a_ragged_evaluation_counts_tokens(recipe: Recipe) -> None:  # noqa: F81
 def test_ranks_together_evaluate_each_row_once(recipe: Recipe, world: int) -> None:  # noqa: F811
     model = make_step(recipe).model.train()
     split = open_store(Path(recipe.tokens))["validation"]
-    parts = [sum_losses(model, split, 21, 8, 42, rank, world) for rank in range(world)]
+    parts = [
+        sum_losses(model, split, 21, 8, 42, rank, world) for rank in range(world)
+    ]
     alone = sum_losses(model, split, 21, 8, 42)
     assert torch.stack(parts).sum(0).tolist() == pytest.approx(alone.tolist())
     assert model.training, "evaluating leaves a model in its mode"
@@ -242,7 +259,10 @@ def test_precision_and_threads_are_chosen_once(
     monkeypatch.setattr(training, "choose_threads", lambda fixed: Choice(2, ""))
     pretrain(measured)
     assert losses(measured) == losses(twin)
-    starts = [(line["precision"], line["threads"]) for line in log_lines(measured, "start")]
+    starts = [
+        (line["precision"], line["threads"])
+        for line in log_lines(measured, "start")
+    ]
     assert starts[-1] == ("bfloat16", 1)
     assert torch.get_num_threads() == 1
 
@@ -281,7 +301,9 @@ def test_a_flipped_byte_is_found_and_said(
     # A bad disk does not tell the time: it is the hash that notices.
     os.utime(file, ns=(times.st_atime_ns, times.st_mtime_ns))
     pretrain(recipe)
-    assert "checkpoint-000012: model.safetensors has changed" in "".join(capfd.readouterr())
+    assert "checkpoint-000012: model.safetensors has changed" in "".join(
+        capfd.readouterr()
+    )
     assert losses(recipe) == losses(calm)
 
 
@@ -303,7 +325,10 @@ def test_a_damaged_checkpoint_does_not_end_the_run_that_skipped_it(
 
 @pytest.mark.parametrize(
     ("change", "message"),
-    [({"rate": 0.1}, "rate 0.006, not 0.1"), ({"model": {"hidden_size": 64}}, "hidden_size")],
+    [
+        ({"rate": 0.1}, "rate 0.006, not 0.1"),
+        ({"model": {"hidden_size": 64}}, "hidden_size"),
+    ],
 )
 def test_another_recipe_does_not_go_on(
     recipe: Recipe,  # noqa: F811
@@ -336,7 +361,9 @@ def test_other_tokens_do_not_go_on(recipe: Recipe) -> None:  # noqa: F811
         pretrain(recipe)
 
 
-@pytest.mark.skipif(sys.platform == "win32", reason="there SIGTERM ends a process at once")
+@pytest.mark.skipif(
+    sys.platform == "win32", reason="there SIGTERM ends a process at once"
+)
 def test_asked_to_stop_it_saves_and_leaves(
     recipe: Recipe,  # noqa: F811
     calm: Recipe,  # noqa: F811
@@ -357,7 +384,11 @@ def test_asked_to_stop_it_saves_and_leaves(
 def test_two_runs_do_not_share_a_folder(recipe: Recipe) -> None:  # noqa: F811
     accelerator = make_accelerator(recipe)
     one, two = (Run(recipe, accelerator, None) for _ in range(2))
-    with one.locked(), pytest.raises(CourseError, match="another process trains"), two.locked():
+    with (
+        one.locked(),
+        pytest.raises(CourseError, match="another process trains"),
+        two.locked(),
+    ):
         pass
     with two.locked():
         pass
@@ -379,14 +410,18 @@ def test_gradients_that_are_not_finite_are_not_applied(
         return loss
 
     monkeypatch.setattr(Step, "forward_backward", poisoned)
-    with pytest.raises(CourseError, match="not finite 5 steps in a row.*\n.*\n.*checkpoint-000008"):
+    with pytest.raises(
+        CourseError, match="not finite 5 steps in a row.*\n.*\n.*checkpoint-000008"
+    ):
         pretrain(recipe)
     one, two = weights(recipe, 4), weights(recipe, 8)
     assert all(torch.equal(one[name], two[name]) for name in one)
 
 
 def test_a_run_that_diverges_is_stopped(recipe: Recipe) -> None:  # noqa: F811
-    wild = recipe.change(optimizer="adamw", rate=50.0, clip=1e9, steps=60, save_every=60)
+    wild = recipe.change(
+        optimizer="adamw", rate=50.0, clip=1e9, steps=60, save_every=60
+    )
     with pytest.raises(CourseError, match="diverged.*\n.*\n.*lower the rate"):
         pretrain(wild)
 
@@ -411,14 +446,20 @@ def test_a_scale_that_overflows_at_first_is_no_bad_step(recipe: Recipe) -> None:
     for number in range(40):
         scale = step.scaler.get_scale()
         loss, norm = step.take(number, 1.0)
-        check.check_divergence(run, callbacks.StepResult(loss, norm, 1.0, 0.1, scale))
+        check.check_divergence(
+            run, callbacks.StepResult(loss, norm, 1.0, 0.1, scale)
+        )
         if math.isfinite(norm):
             break
         overflows += 1
-        assert all(torch.equal(*pair) for pair in zip(before, step.model.parameters()))
+        assert all(
+            torch.equal(*pair) for pair in zip(before, step.model.parameters())
+        )
     assert overflows > check.BAD_STEPS, "more than would end a run"
     assert 0.1 < norm < 10, "and unscaled once, for each of two optimizers"
-    assert not all(torch.equal(*pair) for pair in zip(before, step.model.parameters()))
+    assert not all(
+        torch.equal(*pair) for pair in zip(before, step.model.parameters())
+    )
 
 
 def test_float16_is_refused_where_it_would_be_slow(recipe: Recipe) -> None:  # noqa: F811
@@ -519,16 +560,22 @@ def test_memory_that_ends_within_the_update_ends_the_run(
 ) -> None:
     with monkeypatch.context() as patch:
         PHASES[phase](patch, number)
-        with pytest.raises(CourseError, match="memory ran out while the update was applied"):
+        with pytest.raises(
+            CourseError, match="memory ran out while the update was applied"
+        ):
             pretrain(recipe)
-    assert max(losses(recipe), default=0) == number, "nothing is logged of a step that was not"
+    assert max(losses(recipe), default=0) == number, (
+        "nothing is logged of a step that was not"
+    )
     pretrain(recipe)
     assert losses(recipe) == losses(calm)
     mine, theirs = weights(recipe), weights(calm)
     assert all(torch.equal(mine[name], theirs[name]) for name in theirs)
 
 
-@pytest.mark.skipif(not sys.platform.startswith("linux"), reason="limits of memory are Linux's")
+@pytest.mark.skipif(
+    not sys.platform.startswith("linux"), reason="limits of memory are Linux's"
+)
 @pytest.mark.parametrize("optimizer", ["adamw", "muon"])
 def test_states_that_the_machine_cannot_hold_end_the_run(
     recipe: Recipe,  # noqa: F811
@@ -542,7 +589,9 @@ def test_states_that_the_machine_cannot_hold_end_the_run(
     real = Step.apply
 
     def apply(self: Step, share: float, norm: float) -> None:
-        size = int(Path("/proc/self/statm").read_text().split()[0]) * os.sysconf("SC_PAGE_SIZE")
+        size = int(Path("/proc/self/statm").read_text().split()[0]) * os.sysconf(
+            "SC_PAGE_SIZE"
+        )
         resource.setrlimit(resource.RLIMIT_AS, (size + 2**24, limits[1]))
         try:
             real(self, share, norm)
@@ -550,7 +599,9 @@ def test_states_that_the_machine_cannot_hold_end_the_run(
             resource.setrlimit(resource.RLIMIT_AS, limits)
 
     monkeypatch.setattr(Step, "apply", apply)
-    with pytest.raises(CourseError, match="memory ran out while the update was applied"):
+    with pytest.raises(
+        CourseError, match="memory ran out while the update was applied"
+    ):
         pretrain(recipe.change(optimizer=optimizer, model={"vocab_size": 600_000}))
 
 
@@ -559,7 +610,9 @@ def test_one_row_too_many_for_memory_is_a_plain_error(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     at_step(monkeypatch, 2, allocate_far_too_much)
-    with pytest.raises(CourseError, match="memory ran out\n.*step 3, 1 rows at once"):
+    with pytest.raises(
+        CourseError, match="memory ran out\n.*step 3, 1 rows at once"
+    ):
         pretrain(recipe)
 
 
@@ -593,7 +646,10 @@ def small_disk(tmp_path: Path, calm: Recipe) -> Iterator[Path]:  # noqa: F811
 
 def fill(disk: Path) -> None:
     """Leave not one free byte on a disk."""
-    with contextlib.suppress(OSError), (disk / "ballast").open("ab", buffering=0) as file:
+    with (
+        contextlib.suppress(OSError),
+        (disk / "ballast").open("ab", buffering=0) as file,
+    ):
         while file.write(b"x" * 4096):
             pass
 
@@ -625,7 +681,10 @@ def test_a_last_checkpoint_that_is_missing_is_an_error(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     on_disk = recipe.change(folder=str(small_disk / "run"))
-    with monkeypatch.context() as patch, pytest.raises(CourseError, match="the disk is full"):
+    with (
+        monkeypatch.context() as patch,
+        pytest.raises(CourseError, match="the disk is full"),
+    ):
         at_step(patch, 6, lambda step: fill(small_disk))
         pretrain(on_disk)
     (small_disk / "ballast").unlink()
@@ -659,16 +718,26 @@ def test_the_recipe_decides_the_precision_and_not_the_launcher(
     pretrain(recipe)
     assert losses(recipe) == losses(calm)
     assert log_lines(recipe, "start")[0]["precision"] == "float32"
-    assert f"the launcher asks for {launched}; the recipe decides: float32" in "".join(
-        capfd.readouterr()
+    assert (
+        f"the launcher asks for {launched}; the recipe decides: float32"
+        in "".join(capfd.readouterr())
     )
     reset_accelerate()
 
 
 @pytest.mark.slow
-def test_accelerate_launch_trains_like_one_process(recipe: Recipe, calm: Recipe) -> None:  # noqa: F811
+def test_accelerate_launch_trains_like_one_process(
+    recipe: Recipe, calm: Recipe
+) -> None:  # noqa: F811
     start = ("-m", "accelerate.commands.launch", "--cpu", "--num_processes", "1")
-    start += ("--num_machines", "1", "--mixed_precision", "bf16", "--dynamo_backend", "no")
+    start += (
+        "--num_machines",
+        "1",
+        "--mixed_precision",
+        "bf16",
+        "--dynamo_backend",
+        "no",
+    )
     said = launch(recipe, start=start)
     assert "the recipe decides: float32" in said
     assert losses(recipe) == pytest.approx(losses(calm), abs=1e-6)
@@ -676,12 +745,16 @@ def test_accelerate_launch_trains_like_one_process(recipe: Recipe, calm: Recipe)
 
 @pytest.mark.slow
 @pytest.mark.parametrize("more", [[], ["shard=true"]], ids=["replicas", "shards"])
-def test_two_processes_train_like_one(recipe: Recipe, calm: Recipe, more: list[str]) -> None:  # noqa: F811
+def test_two_processes_train_like_one(
+    recipe: Recipe, calm: Recipe, more: list[str]
+) -> None:  # noqa: F811
     launch(recipe, *more, start=TORCHRUN)
     # Sums come in another order, and Muon magnifies what is small.
     tolerance = 2e-3 if more else 1e-4
     for kind in ("step", "validation"):
-        assert losses(recipe, kind) == pytest.approx(losses(calm, kind), abs=tolerance)
+        assert losses(recipe, kind) == pytest.approx(
+            losses(calm, kind), abs=tolerance
+        )
     assert len(log_lines(recipe)) == 12, "one process writes the log"
     mine, theirs = weights(recipe), weights(calm)
     assert all(mine[name].shape == theirs[name].shape for name in theirs)
@@ -704,7 +777,9 @@ def test_shards_and_one_process_go_on_from_each_other(
 
 
 @pytest.mark.slow
-def test_ranks_agree_on_what_the_first_one_measured(recipe: Recipe, tmp_path: Path) -> None:  # noqa: F811
+def test_ranks_agree_on_what_the_first_one_measured(
+    recipe: Recipe, tmp_path: Path
+) -> None:  # noqa: F811
     """Each rank would measure another precision: the first one's is taken by all."""
     script = tmp_path / "ranks.py"
     script.write_text(
@@ -722,9 +797,16 @@ def test_ranks_agree_on_what_the_first_one_measured(recipe: Recipe, tmp_path: Pa
     )
     auto = recipe.change(precision="auto")
     (tmp_path / "recipe.json").write_text(auto.model_dump_json())
-    command = [sys.executable, *TORCHRUN, str(script), str(tmp_path / "recipe.json")]
+    command = [
+        sys.executable,
+        *TORCHRUN,
+        str(script),
+        str(tmp_path / "recipe.json"),
+    ]
     env = {**os.environ, "OMP_NUM_THREADS": "1", "PYTHONPATH": str(ROOT)}
-    done = subprocess.run(command, env=env, capture_output=True, text=True, timeout=300)
+    done = subprocess.run(
+        command, env=env, capture_output=True, text=True, timeout=300
+    )
     assert done.returncode == 0, done.stderr[-2000:]
     assert len(log_lines(auto)) == 12
 
@@ -803,7 +885,9 @@ def test_a_repository_is_private_and_gets_no_optimizer(
     assert "reader/tiny, a private repository" in "".join(capfd.readouterr())
     files = hub.repos["reader/tiny"]
     assert {"model.safetensors", "tokenizer.json", "config.json"} <= set(files)
-    assert not {checkpoints.STATE, checkpoints.PROGRESS, "manifest.json"} & set(files)
+    assert not {checkpoints.STATE, checkpoints.PROGRESS, "manifest.json"} & set(
+        files
+    )
     newest = recipe.place("folder") / "checkpoint-000012" / checkpoints.WEIGHTS
     assert files["model.safetensors"] == newest.read_bytes()
 
@@ -817,7 +901,11 @@ def test_a_repository_is_public_only_if_the_recipe_says_so(
     pretrain(recipe.change(hub="reader/tiny"))
     assert "it is public" in "".join(capfd.readouterr())
     assert hub.repos["reader/tiny"] == {}, "nothing went where all can read it"
-    public = {"hub": "reader/open", "hub_public": True, "folder": recipe.folder + "-2"}
+    public = {
+        "hub": "reader/open",
+        "hub_public": True,
+        "folder": recipe.folder + "-2",
+    }
     pretrain(recipe.change(**public))
     assert "a PUBLIC repository" in "".join(capfd.readouterr())
     assert not is_private(hub.asked[-1])
@@ -838,7 +926,9 @@ def test_a_slow_push_holds_nobody_up_and_its_folder_is_not_dropped(
         hub.gate.set()
 
     at_step(monkeypatch, 11, open_gate)
-    pretrain(recipe.change(hub="reader/tiny", save_every=2, evaluate_every=100, keep=1))
+    pretrain(
+        recipe.change(hub="reader/tiny", save_every=2, evaluate_every=100, keep=1)
+    )
     assert "checkpoint-000002" in seen[0], "it is being uploaded"
     assert "checkpoint-000004" not in seen[0] or "checkpoint-000006" not in seen[0]
     commits = [request for request in hub.requests if "/commit/" in request]
@@ -856,7 +946,9 @@ def test_a_hub_that_is_not_there_does_not_stop_a_run(recipe: Recipe) -> None:  #
 
 
 def test_tensorboard_holds_the_same_figures(recipe: Recipe) -> None:  # noqa: F811
-    from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
+    from tensorboard.backend.event_processing.event_accumulator import (
+        EventAccumulator,
+    )
 
     reset_accelerate()
     pretrain(recipe.change(log_to=["tensorboard"]))
@@ -875,7 +967,9 @@ def test_a_recorded_run_says_what_made_it(calm: Recipe, tmp_path: Path) -> None:
     assert record_of_run["validation"][-1]["bits_per_byte"] > 0
     assert record_of_run["memory"] > 1e6
     assert {"machine", "commit", "command", "recipe"} <= set(record_of_run)
-    assert str(ROOT) not in json.dumps(record_of_run), "a path of one machine is no result"
+    assert str(ROOT) not in json.dumps(record_of_run), (
+        "a path of one machine is no result"
+    )
 
 
 # the program ------------------------------------------------------------------------------------
@@ -887,8 +981,16 @@ def test_a_recorded_run_says_what_made_it(calm: Recipe, tmp_path: Path) -> None:
         ([], 2, ""),
         (["-h"], 0, "name=value"),
         (["no.toml"], 1, "no such recipe"),
-        ([str(ROOT / "launch/recipes/modern.toml"), "stepz=3"], 1, "did you mean 'steps'"),
-        ([str(ROOT / "launch/recipes/modern.toml"), "save_every=0"], 1, "save_every is 0"),
+        (
+            [str(ROOT / "launch/recipes/modern.toml"), "stepz=3"],
+            1,
+            "did you mean 'steps'",
+        ),
+        (
+            [str(ROOT / "launch/recipes/modern.toml"), "save_every=0"],
+            1,
+            "save_every is 0",
+        ),
     ],
 )
 def test_the_command_line_says_what_is_wrong(
@@ -898,7 +1000,9 @@ def test_the_command_line_says_what_is_wrong(
     assert message in "".join(capsys.readouterr())
 
 
-@pytest.mark.parametrize(("missing", "lesson"), [("tokenizer", "07"), ("tokens", "08")])
+@pytest.mark.parametrize(
+    ("missing", "lesson"), [("tokenizer", "07"), ("tokens", "08")]
+)
 def test_what_is_not_there_yet_names_its_lesson(
     missing: str,
     lesson: str,
@@ -909,7 +1013,10 @@ def test_what_is_not_there_yet_names_its_lesson(
 ) -> None:
     monkeypatch.setenv("COURSE_BUILD", str(tmp_path / "build"))
     other = {"tokens": "tokenizer", "tokenizer": "tokens"}[missing]
-    arguments = [str(ROOT / "launch/recipes/modern.toml"), f"{other}={inputs / other}"]
+    arguments = [
+        str(ROOT / "launch/recipes/modern.toml"),
+        f"{other}={inputs / other}",
+    ]
     assert main(arguments) == 1
     said = "".join(capsys.readouterr())
     assert f"make run ONLY={lesson} PROFILE=laptop" in said

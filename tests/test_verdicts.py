@@ -35,7 +35,13 @@ def figure(name, value):
 
 
 def exercise(which, verdict, name="05.1"):
-    return {"kind": "exercise", "name": name, "which": which, "verdict": verdict, "hint": ""}
+    return {
+        "kind": "exercise",
+        "name": name,
+        "which": which,
+        "verdict": verdict,
+        "hint": "",
+    }
 
 
 @pytest.fixture
@@ -71,17 +77,23 @@ def test_ranges(tmp_path, expect, rule, value, good):
 
 def test_recorded_and_not_expected_and_the_other_way_round(tmp_path, expect):
     typical = "[05.typical]\nd = { value = 1 }\n"
-    expect(f"[05.check]\nb = {{ value = 1 }}\n{typical}[06.check]\nc = {{ value = 1 }}\n")
+    expect(
+        f"[05.check]\nb = {{ value = 1 }}\n{typical}[06.check]\nc = {{ value = 1 }}\n"
+    )
     path = notebook(tmp_path / "05_x.ipynb", figure("a", 2))
     problems = verdicts.problems_of(path, "smoke")
     assert len(problems) == 2
     assert "a: recorded, not expected" in problems[0]
     assert "b: expected, not recorded" in problems[1]
     strict = verdicts.problems_of(path, "smoke", strict=True)
-    assert len(strict) == 3 and any("d: expected, not recorded" in text for text in strict)
+    assert len(strict) == 3 and any(
+        "d: expected, not recorded" in text for text in strict
+    )
 
 
-def test_a_profile_without_expectations_reports_figures_and_fails_nothing(tmp_path, expect):
+def test_a_profile_without_expectations_reports_figures_and_fails_nothing(
+    tmp_path, expect
+):
     path = notebook(tmp_path / "05_x.ipynb", figure("a", 2))
     assert verdicts.problems_of(path, "gpu") == []
     (verdict,) = verdicts.judge_figures(read(path), "gpu", "05")
@@ -91,7 +103,9 @@ def test_a_profile_without_expectations_reports_figures_and_fails_nothing(tmp_pa
 def test_a_figure_recorded_twice_is_judged_twice(tmp_path, expect):
     expect(CHECK.format("{ max = 3 }"))
     path = notebook(tmp_path / "05_x.ipynb", figure("a", 9), figure("a", 2))
-    assert verdicts.problems_of(path, "smoke") == ["figure a: 9 is outside at most 3"]
+    assert verdicts.problems_of(path, "smoke") == [
+        "figure a: 9 is outside at most 3"
+    ]
 
 
 def test_broken_toml_is_named(tmp_path, expect):
@@ -130,17 +144,27 @@ def test_exercises_are_proven_both_ways(tmp_path, expect, records, strict, good)
 
 
 @pytest.mark.parametrize(
-    "refused, missing", [("05.1", []), ("05.2", ["answer", "solution", "wrong answer"])]
+    "refused, missing",
+    [("05.1", []), ("05.2", ["answer", "solution", "wrong answer"])],
 )
-def test_each_exercise_with_wrong_answers_must_have_been_tried(tmp_path, expect, refused, missing):
-    (tmp_path / "expected/refused/05.py").write_text(f"# %% {refused}\nlesson.refuse()\n")
+def test_each_exercise_with_wrong_answers_must_have_been_tried(
+    tmp_path, expect, refused, missing
+):
+    (tmp_path / "expected/refused/05.py").write_text(
+        f"# %% {refused}\nlesson.refuse()\n"
+    )
     path = notebook(tmp_path / "05_x.ipynb", *GOOD)
     problems = verdicts.problems_of(path, "smoke", committed=path)
     assert problems == [f"exercise 05.2 has no {part}" for part in missing]
 
 
 def marked(*outputs):
-    cell = {"cell_type": "code", "id": "a", "metadata": {"tags": [verdicts.MARKED]}, "source": ""}
+    cell = {
+        "cell_type": "code",
+        "id": "a",
+        "metadata": {"tags": [verdicts.MARKED]},
+        "source": "",
+    }
     return {"cells": [{**cell, "outputs": list(outputs)}]}
 
 
@@ -159,11 +183,23 @@ RECORD = {RECORD_TYPE: figure("a", 1)}
     "before, after, problem",
     [
         ([stream("a\nb\n")], [stream("a"), stream("\nb \n")], ""),
-        ([stream(["a\n", "b\n"])], [stream("a\nc\n")], "cell [1] shows 'c', not 'b'"),
+        (
+            [stream(["a\n", "b\n"])],
+            [stream("a\nc\n")],
+            "cell [1] shows 'c', not 'b'",
+        ),
         ([stream("a\n")], [stream("a\nb\n")], "cell [1] shows 'b', not ''"),
-        ([stream("a\n"), shown("1")], [stream("a\n")], "cell [1] shows '', not '1'"),
+        (
+            [stream("a\n"), shown("1")],
+            [stream("a\n")],
+            "cell [1] shows '', not '1'",
+        ),
         ([shown("1")], [shown("2")], "cell [1] shows '2', not '1'"),
-        ([shown("1"), shown("x", **RECORD)], [shown("1"), shown("y", **RECORD)], ""),
+        (
+            [shown("1"), shown("x", **RECORD)],
+            [shown("1"), shown("y", **RECORD)],
+            "",
+        ),
         ([], [stream("a")], ""),
     ],
 )

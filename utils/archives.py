@@ -43,14 +43,20 @@ def _extract(archive: Path, scratch: Path) -> None:
     try:
         if zipfile.is_zipfile(archive):
             with zipfile.ZipFile(archive) as opened:
-                refuse_hostile({info.filename: info.file_size for info in opened.infolist()})
+                refuse_hostile(
+                    {info.filename: info.file_size for info in opened.infolist()}
+                )
                 opened.extractall(scratch)
         else:
             with tarfile.open(archive) as opened:
                 refuse_hostile({info.name: info.size for info in opened})
                 # Plain files only, because a link could lead out of the folder.
-                opened.extractall(scratch, [m for m in opened if m.isfile()], filter="data")
-    except Exception as error:  # a damaged archive fails in as many ways as there are formats
+                opened.extractall(
+                    scratch, [m for m in opened if m.isfile()], filter="data"
+                )
+    except (
+        Exception
+    ) as error:  # a damaged archive fails in as many ways as there are formats
         if getattr(error, "errno", None) not in (
             None,
             errno.EINVAL,

@@ -75,7 +75,9 @@ def plain_disk_errors(folder: Path) -> Iterator[None]:
             raise CourseError("the disk is full", folder, fix) from error
         if number == errno.EROFS or (number in CLOSED and ours):
             what = f"cannot write here: {os.strerror(number)}"
-            raise CourseError(what, folder, f"make it writable, or {ways}") from error
+            raise CourseError(
+                what, folder, f"make it writable, or {ways}"
+            ) from error
         raise
 
 
@@ -105,7 +107,9 @@ def _new_folder(target: Path) -> Path:
         owner = path.name.removeprefix(mine).split("-")[0]
         if not psutil.pid_exists(int(owner)):
             shutil.rmtree(path, ignore_errors=True)
-    folder = Path(tempfile.mkdtemp(prefix=f"{mine}{os.getpid()}-", dir=target.parent))
+    folder = Path(
+        tempfile.mkdtemp(prefix=f"{mine}{os.getpid()}-", dir=target.parent)
+    )
     folder.chmod(0o755)
     return folder
 
@@ -120,7 +124,13 @@ def _seal(folder: Path, facts: Facts) -> None:
         hashes[name] = hash_file(path)
         stats[name] = [path.stat().st_size, path.stat().st_mtime_ns]
     size = sum(stat[0] for stat in stats.values())
-    manifest = {**facts, "files": hashes, "stats": stats, "bytes": size, "hash": hash_json(hashes)}
+    manifest = {
+        **facts,
+        "files": hashes,
+        "stats": stats,
+        "bytes": size,
+        "hash": hash_json(hashes),
+    }
     manifest["seal"] = hash_json(manifest)
     write_json(folder / MANIFEST, manifest)
 
@@ -152,7 +162,9 @@ def list_files(folder: Path) -> dict[str, Path]:
 def read_manifest(folder: Path) -> Facts | None:
     """The manifest of a sealed folder, or None where there is no complete one."""
     old = folder.with_name(f".{folder.name}.old")
-    if old.exists() and not folder.exists():  # a writer was killed between its two renames
+    if (
+        old.exists() and not folder.exists()
+    ):  # a writer was killed between its two renames
         with FileLock(folder.with_name(f".{folder.name}.lock")):
             if old.exists() and not folder.exists():
                 old.rename(folder)

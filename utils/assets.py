@@ -42,7 +42,11 @@ class Asset:
     @property
     def folder(self) -> Path:
         """Where it is kept; another version or pin is another folder."""
-        wanted = [[pins()[archive] for archive in self.archives], self.files, self.prepare]
+        wanted = [
+            [pins()[archive] for archive in self.archives],
+            self.files,
+            self.prepare,
+        ]
         return home() / "assets" / f"{self.name}-{artifacts.hash_json(wanted)[:8]}"
 
 
@@ -57,7 +61,9 @@ def catalogue() -> dict[str, Asset]:
 def pins() -> dict[str, tuple[str, str]]:
     """Version and SHA-256 of each archive that assets.txt pins."""
     found = {}
-    for line in (PACKAGE.parent / "assets.txt").read_text(encoding="utf-8").splitlines():
+    for line in (
+        (PACKAGE.parent / "assets.txt").read_text(encoding="utf-8").splitlines()
+    ):
         if "--hash=" in line:
             spec, sha256 = line.removeprefix("# npm: ").split()
             name, version = spec.split("==")
@@ -69,7 +75,10 @@ def home() -> Path:
     """Where assets live: `COURSE_HOME`, else the user's cache folder."""
     import platformdirs
 
-    return Path(os.environ.get("COURSE_HOME") or platformdirs.user_cache_dir("transformers-course"))
+    return Path(
+        os.environ.get("COURSE_HOME")
+        or platformdirs.user_cache_dir("transformers-course")
+    )
 
 
 def find(name: str) -> Asset:
@@ -77,7 +86,9 @@ def find(name: str) -> Asset:
     if name not in catalogue():
         names = ", ".join(catalogue())
         raise CourseError(
-            f"there is no asset {name!r}", "utils/assets.toml", f"choose one of {names}"
+            f"there is no asset {name!r}",
+            "utils/assets.toml",
+            f"choose one of {names}",
         )
     return catalogue()[name]
 
@@ -94,13 +105,19 @@ def asset(name: str) -> str:
     manifest = artifacts.read_manifest(item.folder)
     if manifest is None:
         way = f"{command}   ({item.megabytes} MB, needs a network)"
-        raise CourseError(f"the asset {name!r} is not on this machine", item.folder, way)
+        raise CourseError(
+            f"the asset {name!r} is not on this machine", item.folder, way
+        )
     broken = artifacts.damage(item.folder, manifest)
     if broken:
         raise CourseError(
-            f"the asset {name!r} is damaged: {broken}", item.folder, f"{command} --again"
+            f"the asset {name!r} is damaged: {broken}",
+            item.folder,
+            f"{command} --again",
         )
-    release = " + ".join(f"{archive} {pins()[archive][0]}" for archive in item.archives)
+    release = " + ".join(
+        f"{archive} {pins()[archive][0]}" for archive in item.archives
+    )
     print(f"asset {name}: {item.what}")
     print(f"  licence {item.licence} | from {item.origin}")
     print(f"  release {release} | content hash {manifest['hash']}")
@@ -115,7 +132,9 @@ def from_hub(item: Asset) -> str:
     wanted = ["*.json", "*.safetensors", "*.txt", "*.jinja"]
     folder = snapshot_download(item.hub, allow_patterns=wanted)
     print(f"asset {item.name}: {item.what}")
-    print(f"  licence {item.licence} | from the hub, {item.hub}, commit {Path(folder).name}")
+    print(
+        f"  licence {item.licence} | from the hub, {item.hub}, commit {Path(folder).name}"
+    )
     return folder
 
 
@@ -123,9 +142,17 @@ def require_hub(name: str) -> None:
     """Fail in three seconds, not in forty-six, where the hub cannot be reached."""
     if urllib.request.getproxies():
         return  # a proxy reaches it for us, or says itself why not
-    host, _, port = os.environ.get("HF_ENDPOINT", "huggingface.co").split("//")[-1].partition(":")
+    host, _, port = (
+        os.environ.get("HF_ENDPOINT", "huggingface.co")
+        .split("//")[-1]
+        .partition(":")
+    )
     try:
-        socket.create_connection((host.strip("/"), int(port.strip("/") or 443)), timeout=3).close()
+        socket.create_connection(
+            (host.strip("/"), int(port.strip("/") or 443)), timeout=3
+        ).close()
     except OSError as error:
         way = "unset COURSE_ASSETS to use packaged assets, or connect this machine"
-        raise CourseError(f"the hub cannot be reached for {name!r}: {error}", host, way) from None
+        raise CourseError(
+            f"the hub cannot be reached for {name!r}: {error}", host, way
+        ) from None

@@ -59,7 +59,9 @@ def bootstrap(
     arrays = [np.asarray(column) for column in columns]
     sizes = {len(array) for array in arrays}
     if len(sizes) != 1 or 0 in sizes:
-        raise ValueError(f"columns of one length above zero are needed, not of {sorted(sizes)}")
+        raise ValueError(
+            f"columns of one length above zero are needed, not of {sorted(sizes)}"
+        )
     noise = np.random.default_rng(seed)
     size = sizes.pop()
     values = []
@@ -100,7 +102,9 @@ def mcnemar(ours_right: Values, theirs_right: Values) -> float:
     ours = np.asarray(ours_right, dtype=bool)
     theirs = np.asarray(theirs_right, dtype=bool)
     if ours.shape != theirs.shape:
-        raise ValueError(f"the same rows are needed: {ours.shape} against {theirs.shape}")
+        raise ValueError(
+            f"the same rows are needed: {ours.shape} against {theirs.shape}"
+        )
     won = int((ours & ~theirs).sum())
     lost = int((theirs & ~ours).sum())
     tail = sum(math.comb(won + lost, count) for count in range(min(won, lost) + 1))

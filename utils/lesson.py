@@ -36,7 +36,11 @@ PUBLISHED_BY = {
     "sentiment-model": "13",
     "instruct-adapter": "17",
 }
-WHO = {"answer": "your answer", "solution": "the solution", "wrong answer": "a wrong answer"}
+WHO = {
+    "answer": "your answer",
+    "solution": "the solution",
+    "wrong answer": "a wrong answer",
+}
 MARKS = {"pass": "✅", "fail": "❌", "not attempted": "○"}
 
 
@@ -58,7 +62,9 @@ class Lesson:
         machine.prepare(self.device, self.threads, seed)
         facts = machine.machine_facts()
         libraries = ("python", "torch", "transformers", "datasets")
-        print(f"lesson {number} | profile {self.profile.name} ({reason}) | seed {seed}")
+        print(
+            f"lesson {number} | profile {self.profile.name} ({reason}) | seed {seed}"
+        )
         print(" | ".join(f"{name} {facts[name]}" for name in libraries))
         print(f"device {self.device}")
         print(f"dtype {self.dtype}")
@@ -80,12 +86,19 @@ class Lesson:
         ...     tokenizer.save_pretrained(folder)
         """
         settings["seed"] = self.seed
-        facts = {"name": name, "lesson": self.number, "settings": settings, "inputs": self._inputs}
+        facts = {
+            "name": name,
+            "lesson": self.number,
+            "settings": settings,
+            "inputs": self._inputs,
+        }
         with artifacts.sealed(self.folder(name), facts) as folder:
             yield folder
         made = artifacts.read_manifest(self.folder(name)) or artifacts.BROKEN
         size = format_bytes(made["bytes"])
-        print(f"published {name}: {len(made['files'])} files, {size}, hash {made['hash']}")
+        print(
+            f"published {name}: {len(made['files'])} files, {size}, hash {made['hash']}"
+        )
 
     def need(self, name: str, make: bool = True, **settings: Any) -> Path:
         """The folder of an artifact; one that is missing is made first, by running its lesson.
@@ -135,12 +148,19 @@ class Lesson:
         """Run the lesson that publishes an artifact, in this interpreter and at this profile."""
         maker = PUBLISHED_BY[name]
         profile = self.profile.name
-        held = artifacts.read_json(ROOT / "results" / f"{profile}.json") or {"notebooks": {}}
+        held = artifacts.read_json(ROOT / "results" / f"{profile}.json") or {
+            "notebooks": {}
+        }
         cost = held["notebooks"].get(
             maker, {"seconds": "an unknown number of", "machine": "no machine"}
         )
-        print(f"the artifact {name!r} is not there: running lesson {maker} at profile {profile}")
-        print(f"it took {cost['seconds']} s where it was recorded ({cost['machine']})", flush=True)
+        print(
+            f"the artifact {name!r} is not there: running lesson {maker} at profile {profile}"
+        )
+        print(
+            f"it took {cost['seconds']} s where it was recorded ({cost['machine']})",
+            flush=True,
+        )
         command = [sys.executable, "-m", "course", "run", "--only", maker]
         command += ["--profile", profile, "--seed", str(self.seed)]
         checkout = Path(__file__).parent.parent
@@ -203,16 +223,29 @@ class Lesson:
     def _judge(self, name: str, which: str, instead: Facts) -> None:
         """Run a check, show the verdict, store it."""
         if name not in self._checks:
-            raise CourseError(f"exercise {name!r} has no check yet", fix="run its check cell first")
+            raise CourseError(
+                f"exercise {name!r} has no check yet",
+                fix="run its check cell first",
+            )
         verdict, hint = run_check(self._checks[name], instead)
         if which == "wrong answer" and verdict == "fail":
             text = f"✓ exercise {name}, a wrong {' and '.join(instead)} is refused: {hint}"
         else:
-            said = {"pass": "passes", "fail": hint, "not attempted": "not attempted yet"}[verdict]
+            said = {
+                "pass": "passes",
+                "fail": hint,
+                "not attempted": "not attempted yet",
+            }[verdict]
             text = f"{MARKS[verdict]} exercise {name}, {WHO[which]}: {said}"
         emit(
             text,
-            {"kind": "exercise", "name": name, "which": which, "verdict": verdict, "hint": hint},
+            {
+                "kind": "exercise",
+                "name": name,
+                "which": which,
+                "verdict": verdict,
+                "hint": hint,
+            },
         )
 
 
@@ -222,7 +255,9 @@ def run_check(check: Check, instead: Facts) -> tuple[str, str]:
     unknown = [name for name in instead if name not in names]
     if unknown:
         raise CourseError(
-            f"the notebook has no {unknown[0]!r} to replace", check.__name__, "mend the name"
+            f"the notebook has no {unknown[0]!r} to replace",
+            check.__name__,
+            "mend the name",
         )
     originals = {name: names[name] for name in instead}
     names.update(instead)
@@ -245,5 +280,7 @@ def emit(text: str, record: Facts, quiet: bool = False) -> None:
     """Show one line of text, small if it is quiet, and store the record behind it in the cell's output."""
     data: Facts = {"text/plain": text, RECORD_TYPE: record}
     if quiet:
-        data["text/html"] = f'<small style="opacity:0.6">{html.escape(text)}</small>'
+        data["text/html"] = (
+            f'<small style="opacity:0.6">{html.escape(text)}</small>'
+        )
     display(data, raw=True)

@@ -55,7 +55,9 @@ def private_memory_name() -> str:
     """
     if Path("/proc/self/status").exists():
         return "RssAnon"
-    return "private bytes" if sys.platform == "win32" else "RSS, mapped files included"
+    return (
+        "private bytes" if sys.platform == "win32" else "RSS, mapped files included"
+    )
 
 
 def memory_of(pid: int | None = None) -> dict[str, int]:
@@ -74,12 +76,20 @@ def memory_of(pid: int | None = None) -> dict[str, int]:
             raise ProcessLookupError(pid)
         sizes = {name: int(kilobytes) * 1024 for name, kilobytes in lines}
         mapped = sizes["RssFile"] + sizes["RssShmem"]
-        return {"private": sizes["RssAnon"], "mapped": mapped, "resident": sizes["VmRSS"]}
+        return {
+            "private": sizes["RssAnon"],
+            "mapped": mapped,
+            "resident": sizes["VmRSS"],
+        }
     import psutil
 
     info = psutil.Process(pid).memory_info()
     private = getattr(info, "private", info.rss)
-    return {"private": private, "mapped": max(0, info.rss - private), "resident": info.rss}
+    return {
+        "private": private,
+        "mapped": max(0, info.rss - private),
+        "resident": info.rss,
+    }
 
 
 @contextlib.contextmanager
@@ -105,7 +115,9 @@ def gpu_memory() -> list[tuple[str, int, int]]:
         for index in range(driver.nvmlDeviceGetCount() if driver else 0):
             card = driver.nvmlDeviceGetHandleByIndex(index)
             memory = driver.nvmlDeviceGetMemoryInfo(card)
-            readings.append((driver.nvmlDeviceGetName(card), memory.used, memory.total))
+            readings.append(
+                (driver.nvmlDeviceGetName(card), memory.used, memory.total)
+            )
     return readings
 
 
@@ -136,7 +148,11 @@ def _first_visible(driver: Any) -> Card:
     count = driver.nvmlDeviceGetCount()
     cards = [driver.nvmlDeviceGetHandleByIndex(index) for index in range(count)]
     if not first.isdigit():
-        cards = [card for card in cards if driver.nvmlDeviceGetUUID(card).startswith(first)]
+        cards = [
+            card
+            for card in cards
+            if driver.nvmlDeviceGetUUID(card).startswith(first)
+        ]
     card = cards[int(first) if first.isdigit() else 0]
     with contextlib.suppress(driver.NVMLError):  # a card without that mode is whole
         if driver.nvmlDeviceGetMigMode(card)[0] == driver.NVML_DEVICE_MIG_ENABLE:
@@ -154,17 +170,25 @@ def why_no_cuda() -> str:
     if not torch.cuda.device_count():
         return "torch sees no GPU"
     with nvidia_driver() as driver:
-        if driver is None or not built:  # another make: torch has counted what it can use
+        if (
+            driver is None or not built
+        ):  # another make: torch has counted what it can use
             return ""
         newest = driver.nvmlSystemGetCudaDriverVersion() // 1000
-    return f"the driver is too old for CUDA {built}" if newest < int(built.split(".")[0]) else ""
+    return (
+        f"the driver is too old for CUDA {built}"
+        if newest < int(built.split(".")[0])
+        else ""
+    )
 
 
 def print_gpu_utilization() -> None:
     """One line a GPU: memory used by everybody on it. Without one, this process's own memory."""
     cards = gpu_memory()
     for index, (name, used, total) in enumerate(cards):
-        print(f"GPU {index} ({name}): {format_bytes(used)} of {format_bytes(total)} used")
+        print(
+            f"GPU {index} ({name}): {format_bytes(used)} of {format_bytes(total)} used"
+        )
     if not cards:
         memory = {kind: format_bytes(count) for kind, count in memory_of().items()}
         print(
@@ -190,7 +214,9 @@ def prepare(device: Choice, threads: Choice, seed: int) -> None:
     import torch
 
     if device.value != "cuda" and torch.cuda.device_count():
-        os.environ["CUDA_VISIBLE_DEVICES"] = ""  # or Accelerate and the Trainer would take it
+        os.environ["CUDA_VISIBLE_DEVICES"] = (
+            ""  # or Accelerate and the Trainer would take it
+        )
     torch.set_num_threads(threads.value)
     set_seed(seed)
 
@@ -205,12 +231,17 @@ def choose_dtype(device: str) -> Choice:
         return Choice(torch.float32, "this GPU has no bfloat16 of its own")
     wide = torch.ones(384, 384)
     narrow = wide.to(torch.bfloat16)
-    full, half = fastest_of(lambda: wide @ wide, lambda: narrow @ narrow, repeats=20)
+    full, half = fastest_of(
+        lambda: wide @ wide, lambda: narrow @ narrow, repeats=20
+    )
     if full / half > CLEARLY_FASTER:
         return Choice(
-            torch.bfloat16, f"a matrix product is {full / half:.2g}x as fast as in float32"
+            torch.bfloat16,
+            f"a matrix product is {full / half:.2g}x as fast as in float32",
         )
-    return Choice(torch.float32, f"bfloat16 runs at {full / half:.2g}x its speed on this CPU")
+    return Choice(
+        torch.float32, f"bfloat16 runs at {full / half:.2g}x its speed on this CPU"
+    )
 
 
 def choose_threads(fixed: int | None = None) -> Choice:
@@ -240,7 +271,9 @@ def machine_facts() -> dict[str, str]:
     import psutil
 
     named = None
-    cpuinfo = Path("/proc/cpuinfo")  # `platform` does not know the processor's name on Linux
+    cpuinfo = Path(
+        "/proc/cpuinfo"
+    )  # `platform` does not know the processor's name on Linux
     if cpuinfo.exists():
         named = re.search(r"model name\s*: (.+)", cpuinfo.read_text())
     facts = {
@@ -251,6 +284,12 @@ def machine_facts() -> dict[str, str]:
         "gpu": ", ".join(name for name, _, _ in gpu_memory()) or "none",
         "python": platform.python_version(),
     }
-    for library in ("torch", "transformers", "datasets", "tokenizers", "accelerate"):
+    for library in (
+        "torch",
+        "transformers",
+        "datasets",
+        "tokenizers",
+        "accelerate",
+    ):
         facts[library] = metadata.version(library)
     return facts

@@ -62,7 +62,9 @@ def choose_profile(name: str = "auto") -> tuple[Profile, str]:
         close = difflib.get_close_matches(str(name), PROFILES, 1)
         hint = f"{close[0]}, perhaps; or " if close else ""
         choices = ", ".join([*PROFILES, "auto"])
-        raise CourseError(f"unknown profile {name!r}", "PROFILE", f"choose {hint}one of {choices}")
+        raise CourseError(
+            f"unknown profile {name!r}", "PROFILE", f"choose {hint}one of {choices}"
+        )
     return PROFILES[name], "asked for"
 
 

@@ -14,7 +14,15 @@ from typing import Any
 from utils.errors import short_path
 
 # Okabe and Ito's palette: told apart by readers with any kind of colour vision.
-COLOURS = ["#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9", "#000000"]
+COLOURS = [
+    "#0072B2",
+    "#D55E00",
+    "#009E73",
+    "#CC79A7",
+    "#E69F00",
+    "#56B4E9",
+    "#000000",
+]
 ALIGN = {"l": "left", "r": "right", "c": "center"}
 
 
@@ -63,7 +71,9 @@ def format_cell(value: Any) -> str:
         return "–"
     if isinstance(value, bool) or not isinstance(value, Real):
         return str(value)
-    return f"{int(value):,}" if isinstance(value, Integral) else f"{float(value):.10g}"
+    return (
+        f"{int(value):,}" if isinstance(value, Integral) else f"{float(value):.10g}"
+    )
 
 
 def cell_html(value: Any) -> str:
@@ -89,7 +99,9 @@ def show_table(rows: Iterable[dict[str, Any]], align: str = "") -> None:
         print("(a table without rows)")
         return
     heads = list(rows[0])
-    align = align or "".join("r" if isinstance(rows[0][head], Real) else "l" for head in heads)
+    align = align or "".join(
+        "r" if isinstance(rows[0][head], Real) else "l" for head in heads
+    )
     lines = [heads]
     lines += [[row.get(head, "") for head in heads] for row in rows]
     table = ""
@@ -110,7 +122,9 @@ def show_figure(figure: Any, alt: str) -> None:
     from matplotlib import pyplot as plt
 
     image = io.BytesIO()
-    figure.savefig(image, format="png", dpi=110, bbox_inches="tight", facecolor="white")
+    figure.savefig(
+        image, format="png", dpi=110, bbox_inches="tight", facecolor="white"
+    )
     plt.close(figure)
     data = {"image/png": image.getvalue(), "text/plain": f"[figure: {alt}]"}
     display(data, raw=True, metadata={"image/png": {"alt": alt}})

@@ -60,7 +60,10 @@ class Undertaking:
 
     def result(self, place: Path) -> Any:
         """What a run ends with: figures and hashes that do not depend on the clock."""
-        return {name: (artifacts.read_manifest(place / name) or {})["hash"] for name in self.sealed}
+        return {
+            name: (artifacts.read_manifest(place / name) or {})["hash"]
+            for name in self.sealed
+        }
 
     def problems(self, place: Path) -> list[str]:
         """What is half, or lost."""
@@ -151,7 +154,9 @@ class Training(Undertaking):
         from tests.small_runs import small_recipe
 
         os.environ["TQDM_DISABLE"] = "1"
-        recipe = small_recipe(self.inputs, place / "run", save_every=2, evaluate_rows=4)
+        recipe = small_recipe(
+            self.inputs, place / "run", save_every=2, evaluate_rows=4
+        )
         if old:
             self.leave_after_first_save()
         pretrain(recipe)
@@ -169,7 +174,9 @@ class Training(Undertaking):
         training.Run.save = save_and_stop  # type: ignore[method-assign]
 
     def result(self, place: Path) -> Any:
-        lines = (place / "run" / "log.jsonl").read_text(encoding="utf-8").splitlines()
+        lines = (
+            (place / "run" / "log.jsonl").read_text(encoding="utf-8").splitlines()
+        )
         steps = [line for line in map(json.loads, lines) if line["kind"] == "step"]
         weights = place / "run" / "checkpoint-000012" / "model.safetensors"
         losses = {line["step"]: line["loss"] for line in steps}
@@ -181,7 +188,11 @@ class Training(Undertaking):
         whole = 0
         for path in (place / "run").glob("checkpoint-*"):
             manifest = artifacts.read_manifest(path)
-            broken = artifacts.damage(path, manifest, full=True) if manifest else "no manifest"
+            broken = (
+                artifacts.damage(path, manifest, full=True)
+                if manifest
+                else "no manifest"
+            )
             whole += not broken
             if broken:
                 problems.append(f"{path.name} is half: {broken}")
@@ -207,7 +218,11 @@ class Course(Undertaking):
             "COURSE_ROOT": str(place),
             "COURSE_BUILD": str(place / "build"),
         }
-        environment |= {"VERSION": str(int(old)), "PYTHONPATH": str(ROOT), "JOBS": "2"}
+        environment |= {
+            "VERSION": str(int(old)),
+            "PYTHONPATH": str(ROOT),
+            "JOBS": "2",
+        }
         for name in ("COURSE_RUN", "COURSE_PROFILE"):
             environment.pop(name, None)
         command = [sys.executable, "-m", "course", "run", "--profile", "smoke"]
@@ -217,11 +232,17 @@ class Course(Undertaking):
     def add_lessons(self, course: Any, conftest: Any) -> None:
         parameters = ('PROFILE = "auto"\nSEED = 42\nVERSION = 0', "parameters")
         wait = "import time\ntime.sleep(0.3)"
-        first = conftest.publish_cell("one").replace('"a")', '"a" * 100 + str(VERSION))')
+        first = conftest.publish_cell("one").replace(
+            '"a")', '"a" * 100 + str(VERSION))'
+        )
         second = conftest.publish_cell("two").replace('"a")', "str(VERSION))")
         need = 'lesson.need("one")'
-        course.add("00_a.ipynb", parameters, conftest.lesson_cell("00"), wait, first)
-        course.add("03_b.ipynb", parameters, conftest.lesson_cell("03"), need, wait, second)
+        course.add(
+            "00_a.ipynb", parameters, conftest.lesson_cell("00"), wait, first
+        )
+        course.add(
+            "03_b.ipynb", parameters, conftest.lesson_cell("03"), need, wait, second
+        )
 
     def result(self, place: Path) -> Any:
         results = {}
@@ -305,7 +326,11 @@ def survivors(members: list[psutil.Process]) -> list[str]:
     deadline = time.monotonic() + PATIENCE
     while any(map(is_alive, members)) and time.monotonic() < deadline:
         time.sleep(0.05)
-    names = [f"process {process.pid} outlived it" for process in members if is_alive(process)]
+    names = [
+        f"process {process.pid} outlived it"
+        for process in members
+        if is_alive(process)
+    ]
     for process in filter(is_alive, members):
         process.kill()
     return names
@@ -327,7 +352,9 @@ class Bench:
 
     def __init__(self, scratch: Path, undertakings: list[Undertaking]) -> None:
         self.scratch = scratch
-        self.undertakings = {undertaking.name: undertaking for undertaking in undertakings}
+        self.undertakings = {
+            undertaking.name: undertaking for undertaking in undertakings
+        }
         self.lives: dict[str, float] = {}
         self.ends: dict[str, Any] = {}
         for undertaking in undertakings:
@@ -345,7 +372,9 @@ class Bench:
         failure = failure or finish(lambda: undertaking.write(calm), log, "calm")
         self.lives[undertaking.name] = time.monotonic() - began
         if failure:
-            raise SystemExit(f"{undertaking.name} fails undisturbed: {failure}\n{log.read_text()}")
+            raise SystemExit(
+                f"{undertaking.name} fails undisturbed: {failure}\n{log.read_text()}"
+            )
         self.ends[undertaking.name] = undertaking.result(calm)
 
     def attempt(self, attempt: Attempt) -> Attempt:
@@ -357,7 +386,9 @@ class Bench:
         log = place.with_suffix(".log")
         mark = f"{os.getpid()}-{attempt.name}-{attempt.number}"
         child = start(lambda: undertaking.write(place), log, mark)
-        attempt.hit, members = kill(child, attempt.share * self.lives[attempt.name], mark)
+        attempt.hit, members = kill(
+            child, attempt.share * self.lives[attempt.name], mark
+        )
         problems = survivors(members)
         problems += undertaking.problems(place)
         failure = finish(lambda: undertaking.write(place), log, mark)
@@ -387,7 +418,9 @@ def make_inputs(folder: Path) -> None:
     tokenizer = tokenizers.train_bpe(texts, 500)
     tokenizer.save_pretrained(folder / "tokenizer")
     with artifacts.sealed(folder / "tokens", {}) as store:
-        tokens.write_store(store, {"train": texts[4:], "validation": texts[:4]}, tokenizer, BLOCK)
+        tokens.write_store(
+            store, {"train": texts[4:], "validation": texts[:4]}, tokenizer, BLOCK
+        )
 
 
 def make_undertakings(scratch: Path) -> list[Undertaking]:
@@ -416,7 +449,9 @@ def draw(undertakings: list[Undertaking], count: int, seed: int) -> list[Attempt
     for undertaking in undertakings:
         share = round(count * undertaking.weight / total)
         for _ in range(share):
-            attempts.append(Attempt(undertaking.name, len(attempts), noise.random()))
+            attempts.append(
+                Attempt(undertaking.name, len(attempts), noise.random())
+            )
     noise.shuffle(attempts)
     return attempts
 
@@ -443,9 +478,15 @@ def main(arguments: list[str]) -> int:
     parser = argparse.ArgumentParser(prog="python -m tests.faults.kills")
     parser.add_argument("--count", type=int, default=200)
     parser.add_argument("--seed", type=int, default=0)
-    parser.add_argument("--only", help="one undertaking, by name; nothing is written down")
+    parser.add_argument(
+        "--only", help="one undertaking, by name; nothing is written down"
+    )
     options = parser.parse_args(arguments)
-    os.environ |= {"TOKENIZERS_PARALLELISM": "false", "OMP_NUM_THREADS": "1", "HF_HUB_OFFLINE": "1"}
+    os.environ |= {
+        "TOKENIZERS_PARALLELISM": "false",
+        "OMP_NUM_THREADS": "1",
+        "HF_HUB_OFFLINE": "1",
+    }
     began = time.monotonic()
     with tempfile.TemporaryDirectory(ignore_cleanup_errors=True) as folder:
         undertakings = make_undertakings(Path(folder))
@@ -459,7 +500,11 @@ def main(arguments: list[str]) -> int:
     for row in rows:
         print("  ".join(f"{name} {value}" for name, value in row.items()))
     problems = [
-        {"what": attempt.name, "at": round(attempt.share, 4), "problems": attempt.problems}
+        {
+            "what": attempt.name,
+            "at": round(attempt.share, 4),
+            "problems": attempt.problems,
+        }
         for attempt in attempts
         if attempt.problems
     ]
@@ -468,7 +513,10 @@ def main(arguments: list[str]) -> int:
         f"{sum(attempt.hit for attempt in attempts)} kills, {len(problems)} problems, {seconds} s"
     )
     for problem in problems:
-        print(f"✘ {problem['what']} at {problem['at']}: {problem['problems']}", file=sys.stderr)
+        print(
+            f"✘ {problem['what']} at {problem['at']}: {problem['problems']}",
+            file=sys.stderr,
+        )
     if not options.only:
         record = {
             "commit": commit_of(),

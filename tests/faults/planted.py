@@ -49,7 +49,11 @@ class Fault:
         """The text of the file with the fault in it."""
         if text.count(self.find) != 1:
             what = f"{self.find!r} is {text.count(self.find)} times in {self.file}, not once"
-            raise CourseError(f"the fault {self.id} no longer fits: {what}", LIST, "mend the entry")
+            raise CourseError(
+                f"the fault {self.id} no longer fits: {what}",
+                LIST,
+                "mend the entry",
+            )
         return text.replace(self.find, self.put)
 
     def problem(self, root: Path) -> str:
@@ -62,7 +66,9 @@ class Fault:
             return str(error)
         before = text.splitlines()
         after = changed.splitlines()
-        different = [old for old, new in zip(before, after, strict=False) if old != new]
+        different = [
+            old for old, new in zip(before, after, strict=False) if old != new
+        ]
         if len(before) != len(after) or len(different) != 1:
             return "it changes more or less than one line"
         missing = [name for name in self.refused_by if not is_there(name, root)]
@@ -72,7 +78,9 @@ class Fault:
 def is_there(name: str, root: Path) -> bool:
     """Whether a test, a file with doctests, or a lesson is in the checkout."""
     if name.startswith("lesson "):
-        return any((root / "notebooks").glob(f"{name.removeprefix('lesson ')}_*.ipynb"))
+        return any(
+            (root / "notebooks").glob(f"{name.removeprefix('lesson ')}_*.ipynb")
+        )
     file, _, test = name.partition("::")
     if not (root / file).is_file():
         return False
@@ -90,7 +98,9 @@ def read_faults(path: Path = LIST) -> list[Fault]:
 def copy_checkout(root: Path, folder: Path) -> Path:
     """A copy of what git knows or would know of a checkout."""
     command = ["git", "ls-files", "-co", "--exclude-standard", "-z"]
-    listing = subprocess.run(command, cwd=root, capture_output=True, check=True).stdout
+    listing = subprocess.run(
+        command, cwd=root, capture_output=True, check=True
+    ).stdout
     for name in listing.decode().split("\0"):
         source = root / name
         if name and source.is_file():
@@ -102,7 +112,11 @@ def copy_checkout(root: Path, folder: Path) -> Path:
 
 def environment(copy: Path) -> dict[str, str]:
     """Everything is imported from the copy, and no bytecode of a fault outlives it."""
-    own = {"PYTHONPATH": str(copy), "PYTHONDONTWRITEBYTECODE": "1", "OMP_NUM_THREADS": "1"}
+    own = {
+        "PYTHONPATH": str(copy),
+        "PYTHONDONTWRITEBYTECODE": "1",
+        "OMP_NUM_THREADS": "1",
+    }
     own |= {"COURSE_BUILD": str(copy / "build"), "COURSE_ROOT": str(copy)}
     return {**os.environ, **own}
 
@@ -111,7 +125,16 @@ def run(names: list[str], copy: Path) -> tuple[int, str]:
     """Run some tests, or one lesson, in a copy: the exit status and the last words."""
     if names[0].startswith("lesson "):
         number = names[0].removeprefix("lesson ")
-        command = ["-m", "course", "run", "--only", number, "--profile", "smoke", "--fresh"]
+        command = [
+            "-m",
+            "course",
+            "run",
+            "--only",
+            number,
+            "--profile",
+            "smoke",
+            "--fresh",
+        ]
     else:
         command = ["-m", "pytest", "-x", "-q", "--no-header", *names]
     try:
@@ -125,7 +148,9 @@ def run(names: list[str], copy: Path) -> tuple[int, str]:
         )
     except subprocess.TimeoutExpired:
         return FAILED, f"it did not end within {PATIENCE} s"
-    lines = [line for line in (done.stdout + done.stderr).splitlines() if line.strip()]
+    lines = [
+        line for line in (done.stdout + done.stderr).splitlines() if line.strip()
+    ]
     return done.returncode, lines[-1] if lines else ""
 
 
@@ -148,7 +173,10 @@ def plant(fault: Fault, copy: Path) -> dict[str, Any]:
 def try_all(faults: list[Fault], root: Path = ROOT) -> list[dict[str, Any]]:
     """Try faults, some at once, each in a copy of its own; those without a sound test come first."""
     copies: queue.Queue[Path] = queue.Queue()
-    with tempfile.TemporaryDirectory() as scratch, ThreadPoolExecutor(AT_ONCE) as pool:
+    with (
+        tempfile.TemporaryDirectory() as scratch,
+        ThreadPoolExecutor(AT_ONCE) as pool,
+    ):
         for number in range(AT_ONCE):
             copies.put(copy_checkout(root, Path(scratch, str(number))))
 
@@ -160,14 +188,22 @@ def try_all(faults: list[Fault], root: Path = ROOT) -> list[dict[str, Any]]:
                 copies.put(copy)
 
         sets = list(dict.fromkeys(tuple(fault.refused_by) for fault in faults))
-        calm = dict(zip(sets, pool.map(lambda names: work(run, list(names)), sets), strict=True))
+        calm = dict(
+            zip(
+                sets,
+                pool.map(lambda names: work(run, list(names)), sets),
+                strict=True,
+            )
+        )
         sound = []
         results = []
         for fault in faults:
             status, words = calm[tuple(fault.refused_by)]
             if status:
                 words = f"its test fails without it: {words}"
-                results.append({"id": fault.id, "refused": False, "seconds": 0, "words": words})
+                results.append(
+                    {"id": fault.id, "refused": False, "seconds": 0, "words": words}
+                )
             else:
                 sound.append(fault)
         for result in pool.map(lambda fault: work(plant, fault), sound):
@@ -179,8 +215,17 @@ def try_all(faults: list[Fault], root: Path = ROOT) -> list[dict[str, Any]]:
 
 def commit_of(root: Path = ROOT) -> str:
     """The commit of a checkout, and whether something in it has changed since."""
-    command = ["git", "describe", "--always", "--dirty", "--abbrev=12", "--exclude=*"]
-    done = subprocess.run(command, cwd=root, capture_output=True, text=True, check=False)
+    command = [
+        "git",
+        "describe",
+        "--always",
+        "--dirty",
+        "--abbrev=12",
+        "--exclude=*",
+    ]
+    done = subprocess.run(
+        command, cwd=root, capture_output=True, text=True, check=False
+    )
     return done.stdout.strip()
 
 
@@ -196,7 +241,9 @@ def main(arguments: list[str]) -> int:
     results = try_all(chosen)
     missed = [result for result in results if not result["refused"]]
     seconds = time.perf_counter() - start
-    print(f"{len(results) - len(missed)} of {len(results)} faults refused, {seconds:.0f} s")
+    print(
+        f"{len(results) - len(missed)} of {len(results)} faults refused, {seconds:.0f} s"
+    )
     for result in missed:
         print(f"✘ {result['id']}: {result['words']}", file=sys.stderr)
     if not arguments:
@@ -206,7 +253,10 @@ def main(arguments: list[str]) -> int:
             "command": "python -m tests.faults.planted",
             "machine": machine_facts(),
             "seconds": round(seconds),
-            "faults": [{key: r[key] for key in ("id", "refused", "seconds")} for r in results],
+            "faults": [
+                {key: r[key] for key in ("id", "refused", "seconds")}
+                for r in results
+            ],
         }
         write_json(ROOT / "results" / "faults.json", record)
     return 1 if missed else 0

@@ -593,7 +593,7 @@ def record(folder: Path, results: Path = BOARD.parent) -> Path:
     artifacts.write_json(
         path,
         {
-            "command": f"python -m stages.training RECIPE folder={folder.name}, then benchmarks.pretraining record",
+            "command": f"python -m stages.training RECIPE folder={folder.name}",
             "machine": machine_facts(),
             "commit": commit(),
             **begun,

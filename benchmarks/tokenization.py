@@ -53,10 +53,12 @@ def source_texts(
 
 
 def megabytes(texts: Sequence[str]) -> float:
+    """How much text there is."""
     return sum(len(text.encode()) for text in texts) / 1e6
 
 
 def characters_per_token(tokenizer: Any, texts: Sequence[str]) -> float:
+    """Characters over tokens."""
     return sum(map(len, texts)) / sum(map(len, BulkEncoder(tokenizer)(texts)))
 
 

@@ -233,7 +233,8 @@ def drop_checkpoints(
     best = min(paths, key=validation_loss)
     for path in paths[:-keep]:
         if path != best and path not in in_use:
-            shutil.rmtree(path)
+            # Out of sight first: a process killed while it removes files leaves no half checkpoint.
+            shutil.rmtree(path.rename(path.with_name(f".dropped-{path.name}")))
 
 
 def set_aside(path: Path) -> Path:

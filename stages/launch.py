@@ -120,8 +120,8 @@ def become_rank(rank: int, folder: Path, world: int, seconds: float) -> None:
     # An interrupt reaches the whole group: the parent decides what it means.
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     threading.Thread(target=exit_with_parent, daemon=True).start()
-    sys.stdout = open(folder / f"{rank}.out", "w", buffering=1)
-    sys.stderr = open(folder / f"{rank}.log", "w", buffering=1)
+    sys.stdout = open(folder / f"{rank}.out", "w", buffering=1)  # noqa: SIM115
+    sys.stderr = open(folder / f"{rank}.log", "w", buffering=1)  # noqa: SIM115
     # What C++ code prints goes to the log too.
     os.dup2(sys.stderr.fileno(), 1)
     os.dup2(sys.stderr.fileno(), 2)
@@ -271,12 +271,11 @@ def launch(
     with tempfile.TemporaryDirectory(ignore_cleanup_errors=True) as scratch:
         folder = Path(scratch)
         children: list[Any] = []
+        context: Any = multiprocessing.get_context(method)
         try:
             for rank in range(world):
                 place = (work, rank, folder, world, seconds)
-                child = multiprocessing.get_context(method).Process(
-                    target=work_as_rank, args=place
-                )
+                child = context.Process(target=work_as_rank, args=place)
                 child.start()
                 children.append(child)
             wait_for_end(children, folder, seconds)

@@ -23,16 +23,16 @@ from stages.training_callbacks import sum_losses
 from utils.errors import ROOT, CourseError
 
 
-def build(recipe: Recipe) -> tuple[Any, list[Any]]:  # noqa: F811
+def build(recipe: Recipe) -> tuple[Any, list[Any]]:
     model = build_model(recipe, AutoTokenizer.from_pretrained(recipe.tokenizer))
     return model, make_optimizers(model, recipe)
 
 
-def newest(recipe: Recipe) -> Path:  # noqa: F811
+def newest(recipe: Recipe) -> Path:
     return checkpoints.list_checkpoints(recipe.place("folder"))[-1]
 
 
-def test_a_checkpoint_is_a_model_like_any_other(calm: Recipe, inputs: Path) -> None:  # noqa: F811
+def test_a_checkpoint_is_a_model_like_any_other(calm: Recipe, inputs: Path) -> None:
     path = newest(calm)
     model = AutoModelForCausalLM.from_pretrained(path)
     assert len(AutoTokenizer.from_pretrained(path)) == model.config.vocab_size
@@ -46,7 +46,7 @@ def test_a_checkpoint_is_a_model_like_any_other(calm: Recipe, inputs: Path) -> N
     ]
 
 
-def test_what_is_loaded_is_what_was_saved(calm: Recipe, tmp_path: Path) -> None:  # noqa: F811
+def test_what_is_loaded_is_what_was_saved(calm: Recipe, tmp_path: Path) -> None:
     model, optimizers = build(calm)
     progress = checkpoints.load_checkpoint(newest(calm), model, optimizers)
     assert progress["step"] == 12
@@ -62,7 +62,7 @@ def test_what_is_loaded_is_what_was_saved(calm: Recipe, tmp_path: Path) -> None:
     "changes", [{"hidden_size": 64}, {"num_hidden_layers": 3}, GPT2]
 )
 def test_a_checkpoint_of_another_model_is_refused_and_touches_nothing(
-    calm: Recipe,  # noqa: F811
+    calm: Recipe,
     changes: dict[str, Any],
 ) -> None:
     other = (
@@ -79,7 +79,7 @@ def test_a_checkpoint_of_another_model_is_refused_and_touches_nothing(
     )
 
 
-def test_a_checkpoint_of_other_optimizers_is_refused(calm: Recipe) -> None:  # noqa: F811
+def test_a_checkpoint_of_other_optimizers_is_refused(calm: Recipe) -> None:
     model, optimizers = build(calm.change(optimizer="adamw"))
     with pytest.raises(CourseError, match="other optimizers"):
         checkpoints.load_checkpoint(newest(calm), model, optimizers)
@@ -235,7 +235,7 @@ destroy_process_group()
 
 @pytest.mark.slow
 def test_shards_hold_their_part_and_gather_to_the_first_rank(
-    calm: Recipe,  # noqa: F811
+    calm: Recipe,
     tmp_path: Path,
 ) -> None:
     script = tmp_path / "shards.py"

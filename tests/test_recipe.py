@@ -31,7 +31,7 @@ RECIPES = sorted((ROOT / "launch" / "recipes").glob("*.toml"))
 
 
 @pytest.fixture
-def tokenizer(inputs: Path) -> Any:  # noqa: F811
+def tokenizer(inputs: Path) -> Any:
     return AutoTokenizer.from_pretrained(inputs / "tokenizer")
 
 
@@ -206,7 +206,7 @@ def test_a_schedule_rises_stays_inside_and_never_rises_again(schedule: str) -> N
 @pytest.mark.parametrize("sizes", [NANO, GPT2], ids=["nanochat", "gpt2"])
 def test_a_fresh_model_knows_nothing(
     sizes: dict[str, Any], inputs: Path, tokenizer: Any
-) -> None:  # noqa: F811
+) -> None:
     model = build_model(Recipe(model=sizes), tokenizer)
     rows = next(iter(Loader(open_store(inputs / "tokens")["train"], 64, 1)))
     with torch.no_grad():

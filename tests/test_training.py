@@ -58,7 +58,7 @@ def reset_accelerate() -> None:
 # a plain loop beside the engine -----------------------------------------------------------------
 
 
-def plain_loop(recipe: Recipe) -> Iterator[float]:  # noqa: F811
+def plain_loop(recipe: Recipe) -> Iterator[float]:
     """AdamW, a cosine behind a warm-up of three steps, clipping: nothing of the engine but its weights."""
     model = build_model(
         recipe, AutoTokenizer.from_pretrained(recipe.tokenizer)
@@ -87,7 +87,7 @@ def plain_loop(recipe: Recipe) -> Iterator[float]:  # noqa: F811
         yield loss.item()
 
 
-def test_the_engine_equals_a_plain_loop(recipe: Recipe) -> None:  # noqa: F811
+def test_the_engine_equals_a_plain_loop(recipe: Recipe) -> None:
     fields = {"optimizer": "adamw", "rate": 1e-2, "weight_decay": 0.1, "clip": 0.3}
     fields |= {"schedule": "cosine", "warmup": 0.25}
     plain = Recipe(**{**vars(recipe), **fields, "model": GPT2})
@@ -103,29 +103,29 @@ def test_the_engine_equals_a_plain_loop(recipe: Recipe) -> None:  # noqa: F811
 @pytest.mark.parametrize("micro", [1, 2, 3])
 def test_accumulation_equals_the_large_batch(
     recipe: Recipe, calm: Recipe, micro: int
-) -> None:  # noqa: F811
+) -> None:
     # Three do not divide four: then it is two at a time.
     pretrain(recipe.change(micro=micro))
     assert losses(recipe) == pytest.approx(losses(calm), abs=1e-4)
 
 
 def test_the_comparison_notices_other_rows(
-    recipe: Recipe,  # noqa: F811
-    calm: Recipe,  # noqa: F811
+    recipe: Recipe,
+    calm: Recipe,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    in_order = lambda self, places: places % len(self.split)  # noqa: E731
+    in_order = lambda self, places: places % len(self.split)
     monkeypatch.setattr(training.Loader, "rows_at", in_order)
     pretrain(recipe)
     assert losses(recipe) != pytest.approx(losses(calm), abs=1e-3)
 
 
-def test_it_learns(recipe: Recipe) -> None:  # noqa: F811
+def test_it_learns(recipe: Recipe) -> None:
     pretrain(recipe.change(steps=60, evaluate_every=60, save_every=60))
     assert losses(recipe)[60] < losses(recipe)[1] - 0.8
 
 
-def test_what_is_due_happens_then_and_at_the_end(recipe: Recipe) -> None:  # noqa: F811
+def test_what_is_due_happens_then_and_at_the_end(recipe: Recipe) -> None:
     changes = {
         "evaluate_every": 5,
         "save_every": 4,
@@ -147,7 +147,7 @@ def test_what_is_due_happens_then_and_at_the_end(recipe: Recipe) -> None:  # noq
 
 
 def test_the_disk_is_not_asked_at_every_step(
-    recipe: Recipe,  # noqa: F811
+    recipe: Recipe,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     calls = []
@@ -159,14 +159,14 @@ def test_the_disk_is_not_asked_at_every_step(
     assert len(calls) < 6
 
 
-def test_rows_that_processes_cannot_share_are_refused(recipe: Recipe) -> None:  # noqa: F811
+def test_rows_that_processes_cannot_share_are_refused(recipe: Recipe) -> None:
     step = make_step(recipe)
     step.accelerator = type("Three", (), {"num_processes": 3})
     with pytest.raises(CourseError, match="make it a multiple of 3"):
         step.fit_micro(4)
 
 
-def test_a_model_with_too_few_positions_is_refused(recipe: Recipe) -> None:  # noqa: F811
+def test_a_model_with_too_few_positions_is_refused(recipe: Recipe) -> None:
     with pytest.raises(CourseError, match="16 positions"):
         pretrain(recipe.change(model={"max_position_embeddings": 16}))
 
@@ -180,7 +180,7 @@ def test_noise_is_the_same_on_every_machine() -> None:
 # evaluation -------------------------------------------------------------------------------------
 
 
-def test_a_ragged_evaluation_counts_tokens(recipe: Recipe) -> None:  # noqa: F811
+def test_a_ragged_evaluation_counts_tokens(recipe: Recipe) -> None:
     step = make_step(recipe)
     split = open_store(Path(recipe.tokens))["validation"]
     places = permute(np.arange(21), len(split), 42)
@@ -194,7 +194,7 @@ def test_a_ragged_evaluation_counts_tokens(recipe: Recipe) -> None:  # noqa: F81
 
 
 @pytest.mark.parametrize("world", [2, 3, 5])
-def test_ranks_together_evaluate_each_row_once(recipe: Recipe, world: int) -> None:  # noqa: F811
+def test_ranks_together_evaluate_each_row_once(recipe: Recipe, world: int) -> None:
     model = make_step(recipe).model.train()
     split = open_store(Path(recipe.tokens))["validation"]
     parts = [
@@ -209,8 +209,8 @@ def test_ranks_together_evaluate_each_row_once(recipe: Recipe, world: int) -> No
 
 
 def test_a_killed_run_goes_on_to_the_same_bits(
-    recipe: Recipe,  # noqa: F811
-    calm: Recipe,  # noqa: F811
+    recipe: Recipe,
+    calm: Recipe,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     with monkeypatch.context() as patch, pytest.raises(Killed):
@@ -227,7 +227,7 @@ def test_a_killed_run_goes_on_to_the_same_bits(
 
 
 def test_dropout_goes_on_to_the_same_bits_too(
-    recipe: Recipe,  # noqa: F811
+    recipe: Recipe,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     noisy = recipe.change(model={"attention_dropout": 0.3})
@@ -241,14 +241,14 @@ def test_dropout_goes_on_to_the_same_bits_too(
 
 
 def test_precision_and_threads_are_chosen_once(
-    recipe: Recipe,  # noqa: F811
+    recipe: Recipe,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """A choice by measuring may come out otherwise when a run goes on."""
     measured = recipe.change(precision="auto", threads=None)
     twin = measured.change(folder=recipe.folder + "-twin")
-    narrow = lambda device: Choice(torch.bfloat16, "as measured")  # noqa: E731
-    wide = lambda device: Choice(torch.float32, "as measured today")  # noqa: E731
+    narrow = lambda device: Choice(torch.bfloat16, "as measured")
+    wide = lambda device: Choice(torch.float32, "as measured today")
     monkeypatch.setattr(training, "choose_dtype", narrow)
     monkeypatch.setattr(training, "choose_threads", lambda fixed: Choice(1, ""))
     pretrain(twin)
@@ -268,8 +268,8 @@ def test_precision_and_threads_are_chosen_once(
 
 
 def test_killed_while_saving_leaves_no_half_of_a_checkpoint(
-    recipe: Recipe,  # noqa: F811
-    calm: Recipe,  # noqa: F811
+    recipe: Recipe,
+    calm: Recipe,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     real = checkpoints.save_file
@@ -288,8 +288,8 @@ def test_killed_while_saving_leaves_no_half_of_a_checkpoint(
 
 
 def test_a_flipped_byte_is_found_and_said(
-    recipe: Recipe,  # noqa: F811
-    calm: Recipe,  # noqa: F811
+    recipe: Recipe,
+    calm: Recipe,
     capfd: pytest.CaptureFixture,
 ) -> None:
     pretrain(recipe)
@@ -309,8 +309,8 @@ def test_a_flipped_byte_is_found_and_said(
 
 @pytest.mark.parametrize("file", [checkpoints.PROGRESS, "manifest.json"])
 def test_a_damaged_checkpoint_does_not_end_the_run_that_skipped_it(
-    recipe: Recipe,  # noqa: F811
-    calm: Recipe,  # noqa: F811
+    recipe: Recipe,
+    calm: Recipe,
     monkeypatch: pytest.MonkeyPatch,
     file: str,
 ) -> None:
@@ -331,7 +331,7 @@ def test_a_damaged_checkpoint_does_not_end_the_run_that_skipped_it(
     ],
 )
 def test_another_recipe_does_not_go_on(
-    recipe: Recipe,  # noqa: F811
+    recipe: Recipe,
     change: dict[str, Any],
     message: str,
 ) -> None:
@@ -341,8 +341,8 @@ def test_another_recipe_does_not_go_on(
 
 
 def test_what_a_machine_decides_may_change(
-    recipe: Recipe,  # noqa: F811
-    calm: Recipe,  # noqa: F811
+    recipe: Recipe,
+    calm: Recipe,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     with monkeypatch.context() as patch, pytest.raises(Killed):
@@ -352,7 +352,7 @@ def test_what_a_machine_decides_may_change(
     assert losses(recipe) == pytest.approx(losses(calm), abs=1e-4)
 
 
-def test_other_tokens_do_not_go_on(recipe: Recipe) -> None:  # noqa: F811
+def test_other_tokens_do_not_go_on(recipe: Recipe) -> None:
     pretrain(recipe)
     place = recipe.place("folder") / "recipe.json"
     facts = json.loads(place.read_text())
@@ -365,8 +365,8 @@ def test_other_tokens_do_not_go_on(recipe: Recipe) -> None:  # noqa: F811
     sys.platform == "win32", reason="there SIGTERM ends a process at once"
 )
 def test_asked_to_stop_it_saves_and_leaves(
-    recipe: Recipe,  # noqa: F811
-    calm: Recipe,  # noqa: F811
+    recipe: Recipe,
+    calm: Recipe,
     monkeypatch: pytest.MonkeyPatch,
     capsys: pytest.CaptureFixture,
 ) -> None:
@@ -381,7 +381,7 @@ def test_asked_to_stop_it_saves_and_leaves(
     assert losses(recipe) == losses(calm)
 
 
-def test_two_runs_do_not_share_a_folder(recipe: Recipe) -> None:  # noqa: F811
+def test_two_runs_do_not_share_a_folder(recipe: Recipe) -> None:
     accelerator = make_accelerator(recipe)
     one, two = (Run(recipe, accelerator, None) for _ in range(2))
     with (
@@ -398,7 +398,7 @@ def test_two_runs_do_not_share_a_folder(recipe: Recipe) -> None:  # noqa: F811
 
 
 def test_gradients_that_are_not_finite_are_not_applied(
-    recipe: Recipe,  # noqa: F811
+    recipe: Recipe,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     real = Step.forward_backward
@@ -418,7 +418,7 @@ def test_gradients_that_are_not_finite_are_not_applied(
     assert all(torch.equal(one[name], two[name]) for name in one)
 
 
-def test_a_run_that_diverges_is_stopped(recipe: Recipe) -> None:  # noqa: F811
+def test_a_run_that_diverges_is_stopped(recipe: Recipe) -> None:
     wild = recipe.change(
         optimizer="adamw", rate=50.0, clip=1e9, steps=60, save_every=60
     )
@@ -426,7 +426,7 @@ def test_a_run_that_diverges_is_stopped(recipe: Recipe) -> None:  # noqa: F811
         pretrain(wild)
 
 
-def make_step(recipe: Recipe, precision: str = "float32") -> Step:  # noqa: F811
+def make_step(recipe: Recipe, precision: str = "float32") -> Step:
     tokenizer = AutoTokenizer.from_pretrained(recipe.tokenizer)
     split = open_store(Path(recipe.tokens))["train"]
     model = build_model(recipe, tokenizer)
@@ -435,7 +435,7 @@ def make_step(recipe: Recipe, precision: str = "float32") -> Step:  # noqa: F811
     return Step(make_accelerator(recipe), model, optimizers, split, **plain)
 
 
-def test_a_scale_that_overflows_at_first_is_no_bad_step(recipe: Recipe) -> None:  # noqa: F811
+def test_a_scale_that_overflows_at_first_is_no_bad_step(recipe: Recipe) -> None:
     """The real scaler of float16 begins far too high, and halves until nothing overflows."""
     step = make_step(recipe, "float16")
     step.scaler = torch.amp.GradScaler("cpu", init_scale=2.0**30)
@@ -462,7 +462,7 @@ def test_a_scale_that_overflows_at_first_is_no_bad_step(recipe: Recipe) -> None:
     )
 
 
-def test_float16_is_refused_where_it_would_be_slow(recipe: Recipe) -> None:  # noqa: F811
+def test_float16_is_refused_where_it_would_be_slow(recipe: Recipe) -> None:
     with pytest.raises(CourseError, match="float16 needs a GPU"):
         pretrain(recipe.change(precision="float16"))
 
@@ -497,8 +497,8 @@ def run_out_in_backward(patch: pytest.MonkeyPatch) -> None:
 
 @pytest.mark.parametrize("phase", [run_out_in_forward, run_out_in_backward])
 def test_memory_that_ends_before_the_update_costs_nothing(
-    recipe: Recipe,  # noqa: F811
-    calm: Recipe,  # noqa: F811
+    recipe: Recipe,
+    calm: Recipe,
     monkeypatch: pytest.MonkeyPatch,
     capfd: pytest.CaptureFixture,
     phase: Any,
@@ -552,8 +552,8 @@ PHASES = {
 @pytest.mark.parametrize("phase", PHASES)
 @pytest.mark.parametrize("number", [0, 5])
 def test_memory_that_ends_within_the_update_ends_the_run(
-    recipe: Recipe,  # noqa: F811
-    calm: Recipe,  # noqa: F811
+    recipe: Recipe,
+    calm: Recipe,
     monkeypatch: pytest.MonkeyPatch,
     phase: str,
     number: int,
@@ -578,7 +578,7 @@ def test_memory_that_ends_within_the_update_ends_the_run(
 )
 @pytest.mark.parametrize("optimizer", ["adamw", "muon"])
 def test_states_that_the_machine_cannot_hold_end_the_run(
-    recipe: Recipe,  # noqa: F811
+    recipe: Recipe,
     monkeypatch: pytest.MonkeyPatch,
     optimizer: str,
 ) -> None:
@@ -606,7 +606,7 @@ def test_states_that_the_machine_cannot_hold_end_the_run(
 
 
 def test_one_row_too_many_for_memory_is_a_plain_error(
-    recipe: Recipe,  # noqa: F811
+    recipe: Recipe,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     at_step(monkeypatch, 2, allocate_far_too_much)
@@ -617,7 +617,7 @@ def test_one_row_too_many_for_memory_is_a_plain_error(
 
 
 def test_other_errors_are_not_taken_for_memory(
-    recipe: Recipe,  # noqa: F811
+    recipe: Recipe,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     at_step(monkeypatch, 2, lambda step: torch.ones(2, 3) @ torch.ones(2, 3))
@@ -629,7 +629,7 @@ def test_other_errors_are_not_taken_for_memory(
 
 
 @pytest.fixture
-def small_disk(tmp_path: Path, calm: Recipe) -> Iterator[Path]:  # noqa: F811
+def small_disk(tmp_path: Path, calm: Recipe) -> Iterator[Path]:
     """A disk in memory that holds three checkpoints and a half."""
     files = (calm.place("folder") / "checkpoint-000012").iterdir()
     size = sum(path.stat().st_size for path in files) * 7 // 2
@@ -655,8 +655,8 @@ def fill(disk: Path) -> None:
 
 
 def test_a_full_disk_costs_a_checkpoint_and_not_the_run(
-    recipe: Recipe,  # noqa: F811
-    calm: Recipe,  # noqa: F811
+    recipe: Recipe,
+    calm: Recipe,
     small_disk: Path,
     monkeypatch: pytest.MonkeyPatch,
     capfd: pytest.CaptureFixture,
@@ -675,8 +675,8 @@ def test_a_full_disk_costs_a_checkpoint_and_not_the_run(
 
 
 def test_a_last_checkpoint_that_is_missing_is_an_error(
-    recipe: Recipe,  # noqa: F811
-    calm: Recipe,  # noqa: F811
+    recipe: Recipe,
+    calm: Recipe,
     small_disk: Path,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
@@ -693,7 +693,7 @@ def test_a_last_checkpoint_that_is_missing_is_an_error(
 
 
 def test_a_disk_that_is_full_at_the_start_is_a_plain_error(
-    recipe: Recipe,  # noqa: F811
+    recipe: Recipe,
     small_disk: Path,
 ) -> None:
     fill(small_disk)
@@ -706,8 +706,8 @@ def test_a_disk_that_is_full_at_the_start_is_a_plain_error(
 
 @pytest.mark.parametrize("launched", ["bf16", "fp16"])
 def test_the_recipe_decides_the_precision_and_not_the_launcher(
-    recipe: Recipe,  # noqa: F811
-    calm: Recipe,  # noqa: F811
+    recipe: Recipe,
+    calm: Recipe,
     monkeypatch: pytest.MonkeyPatch,
     capfd: pytest.CaptureFixture,
     launched: str,
@@ -728,7 +728,7 @@ def test_the_recipe_decides_the_precision_and_not_the_launcher(
 @pytest.mark.slow
 def test_accelerate_launch_trains_like_one_process(
     recipe: Recipe, calm: Recipe
-) -> None:  # noqa: F811
+) -> None:
     start = ("-m", "accelerate.commands.launch", "--cpu", "--num_processes", "1")
     start += (
         "--num_machines",
@@ -747,7 +747,7 @@ def test_accelerate_launch_trains_like_one_process(
 @pytest.mark.parametrize("more", [[], ["shard=true"]], ids=["replicas", "shards"])
 def test_two_processes_train_like_one(
     recipe: Recipe, calm: Recipe, more: list[str]
-) -> None:  # noqa: F811
+) -> None:
     launch(recipe, *more, start=TORCHRUN)
     # Sums come in another order, and Muon magnifies what is small.
     tolerance = 2e-3 if more else 1e-4
@@ -762,8 +762,8 @@ def test_two_processes_train_like_one(
 
 @pytest.mark.slow
 def test_shards_and_one_process_go_on_from_each_other(
-    recipe: Recipe,  # noqa: F811
-    calm: Recipe,  # noqa: F811
+    recipe: Recipe,
+    calm: Recipe,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     with monkeypatch.context() as patch, pytest.raises(Killed):
@@ -779,7 +779,7 @@ def test_shards_and_one_process_go_on_from_each_other(
 @pytest.mark.slow
 def test_ranks_agree_on_what_the_first_one_measured(
     recipe: Recipe, tmp_path: Path
-) -> None:  # noqa: F811
+) -> None:
     """Each rank would measure another precision: the first one's is taken by all."""
     script = tmp_path / "ranks.py"
     script.write_text(
@@ -812,7 +812,7 @@ def test_ranks_agree_on_what_the_first_one_measured(
 
 
 def test_processes_that_believe_they_are_alone_are_stopped(
-    recipe: Recipe,  # noqa: F811
+    recipe: Recipe,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     # The state of accelerate is that of the first call, when there was one process.
@@ -876,7 +876,7 @@ def is_private(request: dict[str, Any]) -> bool:
 
 
 def test_a_repository_is_private_and_gets_no_optimizer(
-    recipe: Recipe,  # noqa: F811
+    recipe: Recipe,
     hub: WatchedHub,
     capfd: pytest.CaptureFixture,
 ) -> None:
@@ -893,7 +893,7 @@ def test_a_repository_is_private_and_gets_no_optimizer(
 
 
 def test_a_repository_is_public_only_if_the_recipe_says_so(
-    recipe: Recipe,  # noqa: F811
+    recipe: Recipe,
     hub: WatchedHub,
     capfd: pytest.CaptureFixture,
 ) -> None:
@@ -913,7 +913,7 @@ def test_a_repository_is_public_only_if_the_recipe_says_so(
 
 
 def test_a_slow_push_holds_nobody_up_and_its_folder_is_not_dropped(
-    recipe: Recipe,  # noqa: F811
+    recipe: Recipe,
     hub: WatchedHub,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
@@ -939,13 +939,13 @@ def test_a_slow_push_holds_nobody_up_and_its_folder_is_not_dropped(
 
 
 @pytest.mark.slow
-def test_a_hub_that_is_not_there_does_not_stop_a_run(recipe: Recipe) -> None:  # noqa: F811
+def test_a_hub_that_is_not_there_does_not_stop_a_run(recipe: Recipe) -> None:
     said = launch(recipe.change(hub="reader/tiny"), HF_HUB_OFFLINE="1")
     assert "a push to reader/tiny failed, the run goes on" in said
     assert len(log_lines(recipe)) == 12
 
 
-def test_tensorboard_holds_the_same_figures(recipe: Recipe) -> None:  # noqa: F811
+def test_tensorboard_holds_the_same_figures(recipe: Recipe) -> None:
     from tensorboard.backend.event_processing.event_accumulator import (
         EventAccumulator,
     )
@@ -959,7 +959,7 @@ def test_tensorboard_holds_the_same_figures(recipe: Recipe) -> None:  # noqa: F8
     assert found == pytest.approx(wanted, rel=1e-6)
 
 
-def test_a_recorded_run_says_what_made_it(calm: Recipe, tmp_path: Path) -> None:  # noqa: F811
+def test_a_recorded_run_says_what_made_it(calm: Recipe, tmp_path: Path) -> None:
     from benchmarks.pretraining import record
 
     record_of_run = json.loads(record(calm.place("folder"), tmp_path).read_text())
@@ -1006,7 +1006,7 @@ def test_the_command_line_says_what_is_wrong(
 def test_what_is_not_there_yet_names_its_lesson(
     missing: str,
     lesson: str,
-    inputs: Path,  # noqa: F811
+    inputs: Path,
     tmp_path: Path,
     monkeypatch: pytest.MonkeyPatch,
     capsys: pytest.CaptureFixture,

@@ -104,9 +104,11 @@ def _new_folder(target: Path) -> Path:
 
     mine = f".{target.name}.new-{socket.gethostname()}-"
     for path in target.parent.glob(f"{mine}*"):
-        owner = path.name.removeprefix(mine).split("-")[0]
-        if not psutil.pid_exists(int(owner)):
-            shutil.rmtree(path, ignore_errors=True)
+        owner = int(path.name.removeprefix(mine).split("-")[0])
+        with contextlib.suppress(psutil.NoSuchProcess):
+            if psutil.Process(owner).status() != psutil.STATUS_ZOMBIE:
+                continue
+        shutil.rmtree(path, ignore_errors=True)
     folder = Path(
         tempfile.mkdtemp(prefix=f"{mine}{os.getpid()}-", dir=target.parent)
     )

@@ -65,7 +65,7 @@ def pins() -> dict[str, tuple[str, str]]:
         (PACKAGE.parent / "assets.txt").read_text(encoding="utf-8").splitlines()
     ):
         if "--hash=" in line:
-            spec, sha256 = line.removeprefix("# npm: ").split()
+            spec, sha256 = line.split()
             name, version = spec.split("==")
             found[name] = (version, sha256.split(":")[1])
     return found

@@ -57,7 +57,8 @@ class StandInHub:
     def create(self, wish: dict[str, Any]) -> dict[str, str]:
         """Make a repository, unless there is one of that name."""
         repo = f"{wish.get('organization') or 'reader'}/{wish['name']}"
-        if wish.get("private") or wish.get("visibility") == "private":
+        private = wish.get("private") or wish.get("visibility") == "private"
+        if private and repo not in self.repos:
             self.private.add(repo)
         self.repos.setdefault(repo, {})
         return {"url": f"{self.url}/{repo}", "name": repo}
@@ -128,13 +129,9 @@ class Handler(BaseHTTPRequestHandler):
             self.answer({}, 404, {"X-Error-Code": "RepoNotFound"})
         elif match[2] is None:
             names = [{"rfilename": name} for name in files]
-            self.answer(
-                {
-                    "id": match[1],
-                    "sha": self.hub.revision(match[1]),
-                    "siblings": names,
-                }
-            )
+            facts = {"id": match[1], "sha": self.hub.revision(match[1])}
+            is_private = match[1] in self.hub.private
+            self.answer({**facts, "siblings": names, "private": is_private})
         elif match[2] == "resolve" and unquote(match[3]) in files:
             data = files[unquote(match[3])]
             tag = f'"{hashlib.sha1(data).hexdigest()}"'

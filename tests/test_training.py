@@ -826,14 +826,13 @@ def test_processes_that_believe_they_are_alone_are_stopped(
 
 
 class WatchedHub(StandInHub):
-    """A stand-in that remembers what repositories were asked for, and can be made slow or public."""
+    """A stand-in that remembers what repositories were asked for, and can be made slow."""
 
     def __init__(self) -> None:
         super().__init__()
         self.asked: list[dict[str, Any]] = []
         self.gate = threading.Event()
         self.gate.set()
-        self.private = True
         watched = type("Watched", (WatchedHandler,), {"hub": self})
         self.server.RequestHandlerClass = watched
 
@@ -851,11 +850,6 @@ class WatchedHandler(Handler):
             self.hub.gate.wait(60)
         super().do_POST()
         self.rfile = connection
-
-    def answer(self, value: Any, status: int = 200, headers: Any = None) -> None:
-        if "modelId" in value:
-            value = {**value, "private": self.hub.private}
-        super().answer(value, status, headers)
 
 
 @pytest.fixture
@@ -897,7 +891,7 @@ def test_a_repository_is_public_only_if_the_recipe_says_so(
     hub: WatchedHub,
     capfd: pytest.CaptureFixture,
 ) -> None:
-    hub.private = False
+    hub.repos["reader/tiny"] = {}  # somebody made it before, for all to read
     pretrain(recipe.change(hub="reader/tiny"))
     assert "it is public" in "".join(capfd.readouterr())
     assert hub.repos["reader/tiny"] == {}, "nothing went where all can read it"

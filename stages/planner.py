@@ -93,7 +93,7 @@ class Link:
     def seconds(self, kind: str, size: float, world: int) -> float:
         """The time of a collective over a ring.
 
-        >>> Link(0.001, 1e9).seconds("all_reduce", 4e9, 4)
+        >>> round(Link(0.001, 1e9).seconds("all_reduce", 4e9, 4), 3)
         6.006
         """
         rounds = {"all_reduce": 2, "all_gather": 1, "reduce_scatter": 1}[kind] * (

@@ -190,7 +190,7 @@ def test_a_ragged_evaluation_counts_tokens(recipe: Recipe) -> None:
     for micro in (4, 16, 21):
         total, count = sum_losses(step.model, split, 21, micro, 42)
         assert count == 21 * 32
-        assert float(total / count) == pytest.approx(exact, abs=1e-6)
+        assert float(total / count) == pytest.approx(exact, abs=1e-5)
 
 
 @pytest.mark.parametrize("world", [2, 3, 5])

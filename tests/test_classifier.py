@@ -219,15 +219,18 @@ def test_the_agreement_breaks_with_another_setting(
     assert gap(train_alone(recipe, **fault), reference) > 1e-3
 
 
+def train_without_weighing_rows(recipe: ClassifierRecipe) -> list[float]:
+    """The program with one fault, planted where it runs: a spawned rank knows no patch of ours."""
+    classifier.shared_loss = lambda losses, *rest: losses.mean()
+    return train(recipe)
+
+
 def test_the_agreement_breaks_in_the_last_step_where_rows_are_not_weighed(
     recipe: ClassifierRecipe,
     reference: list[float],
-    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr(
-        classifier, "shared_loss", lambda losses, *rest: losses.mean()
-    )
-    careless = launch(train, recipe.change(processes=2), world=2)[0]
+    two = recipe.change(processes=2)
+    careless = launch(train_without_weighing_rows, two, world=2)[0]
     differences = [abs(a - b) for a, b in zip(careless, reference, strict=True)]
     assert max(differences[:-1]) < 1e-4 < differences[-1]
 

@@ -9,11 +9,9 @@ import sys
 from pathlib import Path
 
 import numpy as np
-import pyarrow as pa
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from pyarrow import parquet
 
 from stages import tokenizer as tokenization
 from stages.stand_in_hub import TOKEN, StandInHub
@@ -281,30 +279,6 @@ def test_too_little_text_is_named():
 def test_a_table_with_an_orphan_is_named():
     with pytest.raises(CourseError, match="not the union"):
         tokenization.recover_merges({b"a": 0, b"b": 1, b"c": 2, b"abc": 3})
-
-
-def write_corpus(folder: Path, texts: list[str]) -> None:
-    for part in range(2):
-        rows = [
-            {"content": text, "size": len(text.encode())} for text in texts[part::2]
-        ]
-        name = f"train-0000{part}-of-00002.parquet"
-        parquet.write_table(pa.Table.from_pylist(rows), folder / name)
-
-
-def test_samples_are_fair_repeatable_and_nested(tmp_path):
-    texts = [f"# file {i}\n" + "x = 1\n" * 300 for i in range(2000)]
-    write_corpus(tmp_path, texts)
-    small, large = (
-        list(tokenization.read_texts(tmp_path, "train", size))
-        for size in (0.5, 1.5)
-    )
-    assert small == list(tokenization.read_texts(tmp_path, "train", 0.5))
-    assert set(small) < set(large) < set(texts)
-    assert 0.4e6 < sum(map(len, small)) < 0.6e6
-    assert sorted(tokenization.read_texts(tmp_path, "train")) == sorted(texts)
-    with pytest.raises(CourseError, match="no split"):
-        next(tokenization.read_texts(tmp_path, "valid"))
 
 
 PUSH_AND_PULL = """

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import signal
 import subprocess
 import sys
 import time
@@ -36,6 +37,11 @@ def wait_until(condition: Callable[[], object], what: str) -> None:
     while not condition():
         assert time.monotonic() < deadline, what
         time.sleep(0.02)
+
+
+def heed_interrupts() -> None:
+    """Let Ctrl-C end this process, whatever the one that started it does about it."""
+    signal.signal(signal.SIGINT, signal.SIG_DFL)
 
 
 class Course:
@@ -85,6 +91,8 @@ class Course:
             stdout=subprocess.PIPE,
             stderr=subprocess.STDOUT,
             text=True,
+            # Whoever starts the tests in the background of a shell has SIGINT ignored, in them too.
+            preexec_fn=heed_interrupts if os.name == "posix" else None,
         )
 
     def run(self, *arguments: str, **env: str) -> subprocess.CompletedProcess:

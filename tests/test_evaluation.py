@@ -5,7 +5,14 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from utils.evaluation import Interval, accuracy, bootstrap, difference, mcnemar
+from utils.evaluation import (
+    Interval,
+    accuracy,
+    bootstrap,
+    difference,
+    mcnemar,
+    perplexity,
+)
 
 
 def coins(share: float, size: int, seed: int) -> np.ndarray:
@@ -73,3 +80,22 @@ def test_mcnemar_of_models_that_never_disagree_says_nothing() -> None:
     assert mcnemar([True, False], [True, False]) == 1.0
     with pytest.raises(ValueError, match="the same rows"):
         mcnemar([True], [True, False])
+
+
+def test_two_models_are_asked_the_same_rows_each_time() -> None:
+    labels = coins(0.5, 300, 1)
+    answers = coins(0.5, 300, 2)
+    gap = difference(accuracy, labels, answers, answers)
+    assert (gap.low, gap.value, gap.high) == (0, 0, 0)
+
+
+def test_perplexity_counts_the_choices_that_a_loss_leaves() -> None:
+    assert perplexity(float(np.log(10))) == pytest.approx(10)
+    assert perplexity(1e4) == float("inf")
+
+
+def test_the_interval_is_of_95_percent() -> None:
+    heads = np.arange(400) < 200
+    interval = bootstrap(np.mean, heads, repeats=4_000)
+    width = 2 * 1.96 * 0.5 / 20
+    assert interval.high - interval.low == pytest.approx(width, rel=0.06)

@@ -134,6 +134,7 @@ class Step:
             self.halve_micro(number)
 
     def halve_micro(self, number: int) -> None:
+        """Halve the rows of a micro-batch; a step still has as many rows."""
         from accelerate.utils.memory import clear_device_cache
 
         self.model.zero_grad()
@@ -262,6 +263,7 @@ class Run:
 
     @property
     def ends_here(self) -> bool:
+        """Whether the run has taken its last step, or was asked to stop."""
         return self.stopping or self.step >= self.steps
 
     def is_due(self, every: int | None) -> bool:

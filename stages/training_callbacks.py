@@ -47,13 +47,17 @@ class Callback:
         """Checkpoints that must not be dropped."""
         return set()
 
-    def after_step(self, run: Any, result: StepResult) -> None: ...
+    def after_step(self, run: Any, result: StepResult) -> None:
+        """Look at a step that has been taken."""
 
-    def after_line(self, run: Any, line: dict[str, Any]) -> None: ...
+    def after_line(self, run: Any, line: dict[str, Any]) -> None:
+        """Take a line of the log."""
 
-    def after_save(self, run: Any, path: Path) -> None: ...
+    def after_save(self, run: Any, path: Path) -> None:
+        """Take a checkpoint that has been saved."""
 
-    def close(self, run: Any) -> None: ...
+    def close(self, run: Any) -> None:
+        """Leave nothing open when the run ends."""
 
 
 class DivergenceCheck(Callback):
@@ -68,9 +72,11 @@ class DivergenceCheck(Callback):
         self.lost = 0
 
     def after_step(self, run: Any, result: StepResult) -> None:
+        """Look at a step that has been taken."""
         self.check_divergence(run, result)
 
     def check_divergence(self, run: Any, result: StepResult) -> None:
+        """Stop a run whose gradients or loss say that it is lost."""
         # A scale that is too high is no fault of the run: it is halved until nothing overflows.
         overflow = (
             result.scale is not None
@@ -124,6 +130,7 @@ class StepLog(Callback):
         self.bar: Any = None
 
     def after_step(self, run: Any, result: StepResult) -> None:
+        """Look at a step that has been taken."""
         self.bar = self.bar or self.make_bar(run)
         self.seconds.append(result.seconds)
         if run.is_due(self.every):
@@ -155,6 +162,7 @@ class StepLog(Callback):
         )
 
     def close(self, run: Any) -> None:
+        """Leave nothing open when the run ends."""
         if self.bar is not None:
             self.bar.close()
 
@@ -208,6 +216,7 @@ class Evaluation(Callback):
         self.save_every = save_every
 
     def measure(self) -> float:
+        """The mean loss over the tokens of the split, the same on any number of ranks."""
         step = self.step
         accelerator = step.accelerator
         ranks = (accelerator.process_index, accelerator.num_processes)
@@ -228,6 +237,7 @@ class Evaluation(Callback):
         return loss / count
 
     def after_step(self, run: Any, result: StepResult) -> None:
+        """Look at a step that has been taken."""
         if not run.is_due(self.every) and not run.is_due(self.save_every):
             return
         loss = self.measure()
@@ -254,6 +264,7 @@ class Samples(Callback):
         self.every = every
 
     def after_step(self, run: Any, result: StepResult) -> None:
+        """Look at a step that has been taken."""
         # A shard of a model says nothing by itself: then all ranks write together.
         if run.is_due(self.every) and (run.is_main or self.step.sharded):
             run.log(
@@ -261,6 +272,7 @@ class Samples(Callback):
             )
 
     def complete(self, prompt: str) -> str:
+        """A prompt and how the model goes on from it."""
         model = self.step.model
         text = self.tokenizer.eos_token + prompt
         ids = self.tokenizer(text, return_tensors="pt").input_ids.to(
@@ -294,6 +306,7 @@ class HubPush(Callback):
         tqdm.write(f"checkpoints are pushed to {repository}, a {kind} repository")
 
     def after_save(self, run: Any, path: Path) -> None:
+        """Take a checkpoint that has been saved."""
         # Where pushing is slower than saving, those that wait make room for the newest.
         for waiting, push in list(self.pushes.items()):
             if push.cancel():
@@ -302,6 +315,7 @@ class HubPush(Callback):
         self.pushes[path] = self.worker.submit(self.push, path)
 
     def push(self, path: Path) -> None:
+        """Upload one checkpoint, without its training state."""
         from huggingface_hub import HfApi
 
         hub = HfApi()
@@ -320,6 +334,7 @@ class HubPush(Callback):
 
     @property
     def in_use(self) -> set[Path]:
+        """Checkpoints that are still being uploaded."""
         return {path for path, push in self.pushes.items() if not push.done()}
 
     def report(self) -> None:
@@ -334,6 +349,7 @@ class HubPush(Callback):
                     )
 
     def close(self, run: Any) -> None:
+        """Leave nothing open when the run ends."""
         self.worker.shutdown(wait=True)
         self.report()
 
@@ -346,6 +362,7 @@ class Trackers(Callback):
         accelerator.init_trackers("pretraining")
 
     def after_line(self, run: Any, line: dict[str, Any]) -> None:
+        """Take a line of the log."""
         names = [
             name for name, value in line.items() if isinstance(value, (int, float))
         ]
@@ -356,4 +373,5 @@ class Trackers(Callback):
             self.accelerator.log(figures, step=line["step"])
 
     def close(self, run: Any) -> None:
+        """Leave nothing open when the run ends."""
         self.accelerator.end_training()

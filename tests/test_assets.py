@@ -344,7 +344,8 @@ def test_an_unknown_asset_lists_the_names(toys, capsys):
     assert "there is no asset 'tot'" in capsys.readouterr().err
 
 
-def test_with_the_hub_a_model_comes_by_its_name(toys, monkeypatch):
+@pytest.mark.parametrize("status", [200, 404])
+def test_with_the_hub_a_model_comes_by_its_name(toys, monkeypatch, status):
     import huggingface_hub
 
     asked = []
@@ -355,13 +356,19 @@ def test_with_the_hub_a_model_comes_by_its_name(toys, monkeypatch):
 
     monkeypatch.setattr(huggingface_hub, "snapshot_download", snapshot)
     monkeypatch.setenv("COURSE_ASSETS", "hub")
-    with socket.socket() as server:
-        server.bind(("127.0.0.1", 0))
-        server.listen()
-        monkeypatch.setenv(
-            "HF_ENDPOINT", f"http://127.0.0.1:{server.getsockname()[1]}"
-        )
+
+    class Answer(http.server.BaseHTTPRequestHandler):
+        def do_GET(self):
+            self.send_error(status)
+
+        def log_message(self, *_):
+            pass
+
+    with http.server.HTTPServer(("127.0.0.1", 0), Answer) as server:
+        threading.Thread(target=server.serve_forever, daemon=True).start()
+        monkeypatch.setenv("HF_ENDPOINT", f"http://127.0.0.1:{server.server_port}")
         assert assets.asset("toy") == "/x/c0ffee"
+        server.shutdown()
     assert asked == ["us/toy"]
 
 

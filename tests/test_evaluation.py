@@ -10,7 +10,6 @@ from utils.evaluation import (
     accuracy,
     bootstrap,
     difference,
-    mcnemar,
     perplexity,
 )
 
@@ -66,20 +65,6 @@ def test_paired_rows_see_a_difference_that_two_separate_intervals_hide() -> None
 def test_ragged_or_empty_columns_are_refused(columns: tuple) -> None:
     with pytest.raises(ValueError, match="one length above zero"):
         bootstrap(lambda *_: 0.0, *columns)
-
-
-def test_mcnemar_is_the_binomial_test_of_the_rows_that_differ() -> None:
-    from scipy.stats import binomtest
-
-    ours, theirs = coins(0.8, 300, 1), coins(0.7, 300, 2)
-    won, lost = int((ours & ~theirs).sum()), int((theirs & ~ours).sum())
-    assert mcnemar(ours, theirs) == pytest.approx(binomtest(won, won + lost).pvalue)
-
-
-def test_mcnemar_of_models_that_never_disagree_says_nothing() -> None:
-    assert mcnemar([True, False], [True, False]) == 1.0
-    with pytest.raises(ValueError, match="the same rows"):
-        mcnemar([True], [True, False])
 
 
 def test_two_models_are_asked_the_same_rows_each_time() -> None:

@@ -43,25 +43,19 @@ def _extract(archive: Path, scratch: Path) -> None:
     try:
         if zipfile.is_zipfile(archive):
             with zipfile.ZipFile(archive) as opened:
-                refuse_hostile(
-                    {info.filename: info.file_size for info in opened.infolist()}
-                )
+                infos = opened.infolist()
+                refuse_hostile({info.filename: info.file_size for info in infos})
                 opened.extractall(scratch)
         else:
             with tarfile.open(archive) as opened:
                 refuse_hostile({info.name: info.size for info in opened})
                 # Plain files only, because a link could lead out of the folder.
-                opened.extractall(
-                    scratch, [m for m in opened if m.isfile()], filter="data"
-                )
-    except (
-        Exception
-    ) as error:  # a damaged archive fails in as many ways as there are formats
-        if getattr(error, "errno", None) not in (
-            None,
-            errno.EINVAL,
-        ):  # the disk's fault, not its own
-            raise
+                plain = [member for member in opened if member.isfile()]
+                opened.extractall(scratch, plain, filter="data")
+    # A damaged archive fails in as many ways as there are formats.
+    except Exception as error:
+        if getattr(error, "errno", None) not in (None, errno.EINVAL):
+            raise  # the disk's fault, not its own
         what = f"{archive.name} cannot be unpacked: {error}"
         raise CourseError(what, archive.name, "do not use this archive") from error
 

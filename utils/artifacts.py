@@ -27,14 +27,7 @@ from utils.errors import CourseError
 
 Facts = dict[str, Any]
 MANIFEST = "manifest.json"
-BROKEN: Facts = {
-    "files": {},
-    "settings": {},
-    "inputs": {},
-    "bytes": 0,
-    "hash": "",
-    "seal": "broken",
-}
+BROKEN: Facts = {"files": {}, "settings": {}, "inputs": {}, "bytes": 0, "hash": ""}
 FULL = (errno.ENOSPC, errno.EDQUOT)
 CLOSED = (errno.EACCES, errno.EPERM, errno.ENOTDIR)
 
@@ -52,8 +45,7 @@ def hash_json(value: Any) -> str:
     True
     """
     text = json.dumps(value, sort_keys=True, separators=(",", ":"))
-    digest = hashlib.sha256(text.encode())
-    return digest.hexdigest()[:16]
+    return hashlib.sha256(text.encode()).hexdigest()[:16]
 
 
 @contextlib.contextmanager
@@ -75,9 +67,8 @@ def plain_disk_errors(folder: Path) -> Iterator[None]:
             raise CourseError("the disk is full", folder, fix) from error
         if number == errno.EROFS or (number in CLOSED and ours):
             what = f"cannot write here: {os.strerror(number)}"
-            raise CourseError(
-                what, folder, f"make it writable, or {ways}"
-            ) from error
+            fix = f"make it writable, or {ways}"
+            raise CourseError(what, folder, fix) from error
         raise
 
 
@@ -109,9 +100,8 @@ def _new_folder(target: Path) -> Path:
             if psutil.Process(owner).status() != psutil.STATUS_ZOMBIE:
                 continue
         shutil.rmtree(path, ignore_errors=True)
-    folder = Path(
-        tempfile.mkdtemp(prefix=f"{mine}{os.getpid()}-", dir=target.parent)
-    )
+    mine = f"{mine}{os.getpid()}-"
+    folder = Path(tempfile.mkdtemp(prefix=mine, dir=target.parent))
     folder.chmod(0o755)
     return folder
 
@@ -125,14 +115,8 @@ def _seal(folder: Path, facts: Facts) -> None:
             os.fsync(file.fileno())
         hashes[name] = hash_file(path)
         stats[name] = [path.stat().st_size, path.stat().st_mtime_ns]
-    size = sum(stat[0] for stat in stats.values())
-    manifest = {
-        **facts,
-        "files": hashes,
-        "stats": stats,
-        "bytes": size,
-        "hash": hash_json(hashes),
-    }
+    manifest = {**facts, "files": hashes, "stats": stats, "hash": hash_json(hashes)}
+    manifest["bytes"] = sum(size for size, _ in stats.values())
     manifest["seal"] = hash_json(manifest)
     write_json(folder / MANIFEST, manifest)
 
@@ -164,9 +148,8 @@ def list_files(folder: Path) -> dict[str, Path]:
 def read_manifest(folder: Path) -> Facts | None:
     """The manifest of a sealed folder, or None where there is no complete one."""
     old = folder.with_name(f".{folder.name}.old")
-    if (
-        old.exists() and not folder.exists()
-    ):  # a writer was killed between its two renames
+    # A writer may have been killed between its two renames.
+    if old.exists() and not folder.exists():
         with FileLock(folder.with_name(f".{folder.name}.lock")):
             if old.exists() and not folder.exists():
                 old.rename(folder)
@@ -174,19 +157,17 @@ def read_manifest(folder: Path) -> Facts | None:
         manifest = read_json(folder / MANIFEST)
     except ValueError:  # not JSON: damaged, like any other file
         return BROKEN
-    return manifest if manifest is None or isinstance(manifest, dict) else BROKEN
+    return manifest if isinstance(manifest, dict | None) else BROKEN
 
 
-def damage(folder: Path, manifest: Facts, full: bool | None = None) -> str:
+def damage(folder: Path, manifest: Facts, full: bool = False) -> str:
     """The first thing that differs from the manifest, in words; nothing when all is as sealed."""
     content = {key: value for key, value in manifest.items() if key != "seal"}
     if hash_json(content) != manifest.get("seal"):
         return f"{MANIFEST} has changed"
-    if full is None:
-        full = "COURSE_VERIFY" in os.environ
+    full = full or "COURSE_VERIFY" in os.environ
     files = list_files(folder)
-    hashes = manifest["files"]
-    stats = manifest.get("stats", {})
+    hashes, stats = manifest["files"], manifest["stats"]
     for name in sorted(files | hashes):
         if name not in files:
             return f"{name} has gone"

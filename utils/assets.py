@@ -9,9 +9,9 @@ from __future__ import annotations
 
 import functools
 import os
-import socket
 import sys
 import tomllib
+import urllib.error
 import urllib.request
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -42,12 +42,9 @@ class Asset:
     @property
     def folder(self) -> Path:
         """Where it is kept; another version or pin is another folder."""
-        wanted = [
-            [pins()[archive] for archive in self.archives],
-            self.files,
-            self.prepare,
-        ]
-        return home() / "assets" / f"{self.name}-{artifacts.hash_json(wanted)[:8]}"
+        pinned = [pins()[archive] for archive in self.archives]
+        mark = artifacts.hash_json([pinned, self.files, self.prepare])
+        return home() / "assets" / f"{self.name}-{mark[:8]}"
 
 
 @functools.cache
@@ -61,9 +58,8 @@ def catalogue() -> dict[str, Asset]:
 def pins() -> dict[str, tuple[str, str]]:
     """Version and SHA-256 of each archive that assets.txt pins."""
     found = {}
-    for line in (
-        (PACKAGE.parent / "assets.txt").read_text(encoding="utf-8").splitlines()
-    ):
+    text = (PACKAGE.parent / "assets.txt").read_text(encoding="utf-8")
+    for line in text.splitlines():
         if "--hash=" in line:
             spec, sha256 = line.split()
             name, version = spec.split("==")
@@ -75,28 +71,22 @@ def home() -> Path:
     """Where assets live: `COURSE_HOME`, else the user's cache folder."""
     import platformdirs
 
-    return Path(
-        os.environ.get("COURSE_HOME")
-        or platformdirs.user_cache_dir("transformers-course")
-    )
+    cache = platformdirs.user_cache_dir("transformers-course")
+    return Path(os.environ.get("COURSE_HOME") or cache)
 
 
 def find(name: str) -> Asset:
     """The asset of that name, or an error that lists the names."""
     if name not in catalogue():
-        names = ", ".join(catalogue())
-        raise CourseError(
-            f"there is no asset {name!r}",
-            "utils/assets.toml",
-            f"choose one of {names}",
-        )
+        fix = f"choose one of {', '.join(catalogue())}"
+        raise CourseError(f"there is no asset {name!r}", "utils/assets.toml", fix)
     return catalogue()[name]
 
 
 def asset(name: str) -> str:
     """The folder to load an asset from; prints its licence, origin and content hash.
 
-    >>> AutoTokenizer.from_pretrained(asset("smollm2"))                # doctest: +SKIP
+    AutoTokenizer.from_pretrained(asset("smollm2"))
     """
     item = find(name)
     if os.environ.get("COURSE_ASSETS") == "hub" and item.hub:
@@ -104,55 +94,37 @@ def asset(name: str) -> str:
     command = f"{short_path(Path(sys.executable))} -m course fetch {name}"
     manifest = artifacts.read_manifest(item.folder)
     if manifest is None:
+        what = f"the asset {name!r} is not on this machine"
         way = f"{command}   ({item.megabytes} MB, needs a network)"
-        raise CourseError(
-            f"the asset {name!r} is not on this machine", item.folder, way
-        )
+        raise CourseError(what, item.folder, way)
     broken = artifacts.damage(item.folder, manifest)
     if broken:
-        raise CourseError(
-            f"the asset {name!r} is damaged: {broken}",
-            item.folder,
-            f"{command} --again",
-        )
-    release = " + ".join(
-        f"{archive} {pins()[archive][0]}" for archive in item.archives
-    )
+        what = f"the asset {name!r} is damaged: {broken}"
+        raise CourseError(what, item.folder, f"{command} --again")
+    releases = [f"{archive} {pins()[archive][0]}" for archive in item.archives]
     print(f"asset {name}: {item.what}")
     print(f"  licence {item.licence} | from {item.origin}")
-    print(f"  release {release} | content hash {manifest['hash']}")
+    print(f"  release {' + '.join(releases)} | content hash {manifest['hash']}")
     return str(item.folder)
 
 
 def from_hub(item: Asset) -> str:
     """The hub's own copy of a model, in the hub's cache: weights, configuration and tokenizer."""
-    require_hub(item.hub)
     from huggingface_hub import snapshot_download
 
+    hub = os.environ.get("HF_ENDPOINT", "https://huggingface.co")
+    try:
+        # Otherwise it takes three quarters of a minute to say that there is no way to it.
+        urllib.request.urlopen(hub, timeout=3).close()
+    except urllib.error.HTTPError:
+        pass  # it answers
+    except OSError as error:
+        way = "unset COURSE_ASSETS to use packaged assets, or connect this machine"
+        what = f"the hub cannot be reached for {item.hub!r}: {error}"
+        raise CourseError(what, hub, way) from None
     wanted = ["*.json", "*.safetensors", "*.txt", "*.jinja"]
     folder = snapshot_download(item.hub, allow_patterns=wanted)
     print(f"asset {item.name}: {item.what}")
-    print(
-        f"  licence {item.licence} | from the hub, {item.hub}, commit {Path(folder).name}"
-    )
+    print(f"  licence {item.licence}")
+    print(f"  from the hub, {item.hub}, commit {Path(folder).name}")
     return folder
-
-
-def require_hub(name: str) -> None:
-    """Fail in three seconds, not in forty-six, where the hub cannot be reached."""
-    if urllib.request.getproxies():
-        return  # a proxy reaches it for us, or says itself why not
-    host, _, port = (
-        os.environ.get("HF_ENDPOINT", "huggingface.co")
-        .split("//")[-1]
-        .partition(":")
-    )
-    try:
-        socket.create_connection(
-            (host.strip("/"), int(port.strip("/") or 443)), timeout=3
-        ).close()
-    except OSError as error:
-        way = "unset COURSE_ASSETS to use packaged assets, or connect this machine"
-        raise CourseError(
-            f"the hub cannot be reached for {name!r}: {error}", host, way
-        ) from None

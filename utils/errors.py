@@ -36,11 +36,7 @@ class CourseError(Exception):
 
 @dataclass(frozen=True)
 class Choice:
-    """A value and why it was chosen.
-
-    >>> str(Choice("cpu", "no accelerator found"))
-    'cpu (no accelerator found)'
-    """
+    """A value and why it was chosen; as text "cpu (no accelerator found)"."""
 
     value: Any
     reason: str
@@ -50,11 +46,7 @@ class Choice:
 
 
 def short_path(path: Path) -> str:
-    """A path as a reader would write it: from the checkout, or from home.
-
-    >>> short_path(ROOT / "notebooks")
-    'notebooks'
-    """
+    """A path as a reader would write it: from the checkout, or from home."""
     for base, mark in ((ROOT, ""), (Path.home(), "~/")):
         if path.is_relative_to(base):
             return mark + path.relative_to(base).as_posix()

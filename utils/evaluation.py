@@ -46,10 +46,7 @@ def accuracy(labels: Values, predictions: Values) -> float:
 
 
 def bootstrap(
-    statistic: Statistic,
-    *columns: Values,
-    repeats: int = 1_000,
-    seed: int = 0,
+    statistic: Statistic, *columns: Values, repeats: int = 1_000, seed: int = 0
 ) -> Interval:
     """The statistic of these columns, with the 95% percentile interval of the bootstrap.
 
@@ -59,9 +56,8 @@ def bootstrap(
     arrays = [np.asarray(column) for column in columns]
     sizes = {len(array) for array in arrays}
     if len(sizes) != 1 or 0 in sizes:
-        raise ValueError(
-            f"columns of one length above zero are needed, not of {sorted(sizes)}"
-        )
+        what = "columns of one length above zero are needed"
+        raise ValueError(f"{what}, not of {sorted(sizes)}")
     noise = np.random.default_rng(seed)
     size = sizes.pop()
     values = []
@@ -89,26 +85,6 @@ def difference(
         return statistic(labels, ours) - statistic(labels, theirs)
 
     return bootstrap(gap, labels, ours, theirs, **options)
-
-
-def mcnemar(ours_right: Values, theirs_right: Values) -> float:
-    """How often chance alone parts two equal models as far: the exact two-sided test.
-
-    Only the rows on which they disagree say anything; each is a coin for two equal models.
-
-    >>> mcnemar([True] * 9 + [False], [False] * 9 + [True])
-    0.021484375
-    """
-    ours = np.asarray(ours_right, dtype=bool)
-    theirs = np.asarray(theirs_right, dtype=bool)
-    if ours.shape != theirs.shape:
-        raise ValueError(
-            f"the same rows are needed: {ours.shape} against {theirs.shape}"
-        )
-    won = int((ours & ~theirs).sum())
-    lost = int((theirs & ~ours).sum())
-    tail = sum(math.comb(won + lost, count) for count in range(min(won, lost) + 1))
-    return min(1.0, 2 * tail / 2 ** (won + lost))
 
 
 def perplexity(loss: float) -> float:

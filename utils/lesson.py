@@ -7,7 +7,6 @@ that the executed notebook is the record and nothing beside it can disagree.
 from __future__ import annotations
 
 import html
-import json
 import os
 import subprocess
 import sys
@@ -36,19 +35,11 @@ PUBLISHED_BY = {
     "sentiment-model": "13",
     "instruct-adapter": "17",
 }
-WHO = {
-    "answer": "your answer",
-    "solution": "the solution",
-    "wrong answer": "a wrong answer",
-}
 MARKS = {"pass": "✅", "fail": "❌", "not attempted": "○"}
 
 
 class Lesson:
-    """What a notebook holds in its hand.
-
-    >>> lesson = Lesson("07", "smoke", 42)                      # doctest: +SKIP
-    """
+    """What a notebook holds in its hand: `lesson = Lesson("07", PROFILE, SEED)`."""
 
     def __init__(self, number: str, profile: str = "auto", seed: int = 42) -> None:
         self.number = number
@@ -60,15 +51,12 @@ class Lesson:
         self._inputs: dict[str, str] = {}
         self._checks: dict[str, Check] = {}
         machine.prepare(self.device, self.threads, seed)
+        profile = f"profile {self.profile.name} ({reason})"
+        print(f"lesson {number} | {profile} | seed {seed}")
         facts = machine.machine_facts()
         libraries = ("python", "torch", "transformers", "datasets")
-        print(
-            f"lesson {number} | profile {self.profile.name} ({reason}) | seed {seed}"
-        )
         print(" | ".join(f"{name} {facts[name]}" for name in libraries))
-        print(f"device {self.device}")
-        print(f"dtype {self.dtype}")
-        print(f"threads {self.threads}")
+        print(f"device {self.device}\ndtype {self.dtype}\nthreads {self.threads}")
 
     def pick(self, **sizes: Any) -> Any:
         """The value for this profile: `lesson.pick(smoke=200, laptop=5_000)`."""
@@ -82,35 +70,29 @@ class Lesson:
     def publish(self, name: str, **settings: Any) -> Iterator[Path]:
         """A folder to fill; when the block ends well it becomes the artifact `name`.
 
-        >>> with lesson.publish("tokenizer", vocabulary=4096) as folder:    # doctest: +SKIP
-        ...     tokenizer.save_pretrained(folder)
+        with lesson.publish("tokenizer", vocabulary=4096) as folder:
+            tokenizer.save_pretrained(folder)
         """
         settings["seed"] = self.seed
-        facts = {
-            "name": name,
-            "lesson": self.number,
-            "settings": settings,
-            "inputs": self._inputs,
-        }
+        facts = {"name": name, "lesson": self.number, "settings": settings}
+        facts["inputs"] = self._inputs
         with artifacts.sealed(self.folder(name), facts) as folder:
             yield folder
         made = artifacts.read_manifest(self.folder(name)) or artifacts.BROKEN
-        size = format_bytes(made["bytes"])
-        print(
-            f"published {name}: {len(made['files'])} files, {size}, hash {made['hash']}"
-        )
+        size = f"{len(made['files'])} files, {format_bytes(made['bytes'])}"
+        print(f"published {name}: {size}, hash {made['hash']}")
 
-    def need(self, name: str, make: bool = True, **settings: Any) -> Path:
+    def need(self, name: str, make: bool = True) -> Path:
         """The folder of an artifact; one that is missing is made first, by running its lesson.
 
-        Settings given here must be those it was made with. What is damaged, or made from other
-        inputs than today's, is an error that names the command: it is never replaced in silence.
+        What is damaged, or made with another seed or from other inputs than today's, is an error
+        that names the command: it is never replaced in silence.
         """
         folder = self.folder(name)
         missing = artifacts.read_manifest(folder) is None and name in PUBLISHED_BY
         if missing and make and "COURSE_RUN" not in os.environ:
             self._make(name)
-        problem = self._problem(name, settings)
+        problem = self._problem(name)
         if problem:
             maker = PUBLISHED_BY.get(name, "NN")
             way = f"run lesson {maker}: make run ONLY={maker} PROFILE={self.profile.name}"
@@ -119,7 +101,7 @@ class Lesson:
         self._inputs[name] = manifest["hash"]
         return folder
 
-    def _problem(self, name: str, settings: Facts) -> str:
+    def _problem(self, name: str) -> str:
         """What is wrong with an artifact, in words; nothing if it can be used."""
         manifest = artifacts.read_manifest(self.folder(name))
         if manifest is None:
@@ -127,10 +109,9 @@ class Lesson:
         broken = artifacts.damage(self.folder(name), manifest)
         if broken:
             return f"is damaged: {broken}"
-        for key, wanted in {**settings, "seed": self.seed}.items():
-            made = manifest["settings"].get(key)
-            if json.loads(json.dumps(wanted)) != made:
-                return f"was made with {key}={made!r}, not {wanted!r}"
+        seed = manifest["settings"].get("seed")
+        if seed != self.seed:
+            return f"was made with seed={seed!r}, not {self.seed!r}"
         return self._stale(manifest)
 
     def _stale(self, manifest: Facts) -> str:
@@ -148,29 +129,20 @@ class Lesson:
         """Run the lesson that publishes an artifact, in this interpreter and at this profile."""
         maker = PUBLISHED_BY[name]
         profile = self.profile.name
-        held = artifacts.read_json(ROOT / "results" / f"{profile}.json") or {
-            "notebooks": {}
-        }
-        cost = held["notebooks"].get(
-            maker, {"seconds": "an unknown number of", "machine": "no machine"}
-        )
-        print(
-            f"the artifact {name!r} is not there: running lesson {maker} at profile {profile}"
-        )
-        print(
-            f"it took {cost['seconds']} s where it was recorded ({cost['machine']})",
-            flush=True,
-        )
+        print(f"{name!r} is not there: running lesson {maker} at profile {profile}")
+        held = artifacts.read_json(ROOT / "results" / f"{profile}.json") or {}
+        cost = held.get("notebooks", {}).get(maker)
+        if cost:
+            print(f"(recorded on {cost['machine']}: {cost['seconds']} s)")
         command = [sys.executable, "-m", "course", "run", "--only", maker]
         command += ["--profile", profile, "--seed", str(self.seed)]
+        pipes: Facts = {"stdout": subprocess.PIPE, "stderr": subprocess.STDOUT}
+        pipes |= {"text": True, "errors": "replace"}
         checkout = Path(__file__).parent.parent
-        pipe = subprocess.PIPE
-        with subprocess.Popen(
-            command, cwd=checkout, stdout=pipe, stderr=subprocess.STDOUT
-        ) as child:
+        with subprocess.Popen(command, cwd=checkout, **pipes) as child:
             try:
                 for line in child.stdout or ():
-                    print(line.decode(errors="replace"), end="", flush=True)
+                    print(line, end="", flush=True)
             finally:
                 child.terminate()
 
@@ -184,16 +156,11 @@ class Lesson:
     ) -> None:
         """Note a figure, to be held against `expected/`, beside the figure of a source if there is one."""
         text = f"{name}: {format_figure(value)} {unit}".rstrip()
+        record: Facts = {"kind": "figure", "name": name, "value": float(value)}
+        record |= {"unit": unit, "source": source, "source_name": ""}
         if source is not None:
+            record["source_name"] = source_name
             text += f"   ({source_name}: {format_figure(source)})"
-        record = {
-            "kind": "figure",
-            "name": name,
-            "value": float(value),
-            "unit": unit,
-            "source": source,
-            "source_name": source_name if source is not None else "",
-        }
         emit(text, record, quiet=True)
 
     def exercise(self, name: str) -> Callable[[Check], Check]:
@@ -223,42 +190,28 @@ class Lesson:
     def _judge(self, name: str, which: str, instead: Facts) -> None:
         """Run a check, show the verdict, store it."""
         if name not in self._checks:
-            raise CourseError(
-                f"exercise {name!r} has no check yet",
-                fix="run its check cell first",
-            )
+            what = f"exercise {name!r} has no check yet"
+            raise CourseError(what, fix="run its check cell first")
         verdict, hint = run_check(self._checks[name], instead)
-        if which == "wrong answer" and verdict == "fail":
-            text = f"✓ exercise {name}, a wrong {' and '.join(instead)} is refused: {hint}"
-        else:
-            said = {
-                "pass": "passes",
-                "fail": hint,
-                "not attempted": "not attempted yet",
-            }[verdict]
-            text = f"{MARKS[verdict]} exercise {name}, {WHO[which]}: {said}"
-        emit(
-            text,
-            {
-                "kind": "exercise",
-                "name": name,
-                "which": which,
-                "verdict": verdict,
-                "hint": hint,
-            },
+        words = hint or {"pass": "passes"}.get(verdict, "not attempted yet")
+        who = {"answer": "your answer", "solution": "the solution"}.get(which)
+        text = (
+            f"{MARKS[verdict]} exercise {name}, {who or 'a wrong answer'}: {words}"
         )
+        if which == "wrong answer" and verdict == "fail":
+            wrong = " and ".join(instead)
+            text = f"✓ exercise {name}, a wrong {wrong} is refused: {hint}"
+        record = {"kind": "exercise", "name": name, "which": which}
+        emit(text, {**record, "verdict": verdict, "hint": hint})
 
 
 def run_check(check: Check, instead: Facts) -> tuple[str, str]:
     """Run a check with some names of its notebook replaced: the verdict and the hint."""
     names = check.__globals__
-    unknown = [name for name in instead if name not in names]
-    if unknown:
-        raise CourseError(
-            f"the notebook has no {unknown[0]!r} to replace",
-            check.__name__,
-            "mend the name",
-        )
+    for name in instead:
+        if name not in names:
+            what = f"the notebook has no {name!r} to replace"
+            raise CourseError(what, check.__name__, "mend the name")
     originals = {name: names[name] for name in instead}
     names.update(instead)
     try:
@@ -280,7 +233,6 @@ def emit(text: str, record: Facts, quiet: bool = False) -> None:
     """Show one line of text, small if it is quiet, and store the record behind it in the cell's output."""
     data: Facts = {"text/plain": text, RECORD_TYPE: record}
     if quiet:
-        data["text/html"] = (
-            f'<small style="opacity:0.6">{html.escape(text)}</small>'
-        )
+        small = f'<small style="opacity:0.6">{html.escape(text)}</small>'
+        data["text/html"] = small
     display(data, raw=True)

@@ -19,6 +19,7 @@ from utils.show import format_bytes
 
 # A way must be this much faster before it is worth its price.
 CLEARLY_FASTER = 1.3
+LIBRARIES = ("torch", "transformers", "datasets", "tokenizers", "accelerate")
 
 
 def set_seed(seed: int) -> None:
@@ -48,16 +49,11 @@ def fastest_of(*works: Callable[[], object], repeats: int = 5) -> list[float]:
 
 
 def private_memory_name() -> str:
-    """Which number of the system's is the private memory of a process here.
-
-    >>> private_memory_name() in ("RssAnon", "private bytes", "RSS, mapped files included")
-    True
-    """
+    """Which number of the system's is the private memory of a process here."""
     if Path("/proc/self/status").exists():
         return "RssAnon"
-    return (
-        "private bytes" if sys.platform == "win32" else "RSS, mapped files included"
-    )
+    windows = sys.platform == "win32"
+    return "private bytes" if windows else "RSS, mapped files included"
 
 
 def memory_of(pid: int | None = None) -> dict[str, int]:
@@ -65,31 +61,16 @@ def memory_of(pid: int | None = None) -> dict[str, int]:
 
     Memory-mapped files are resident although the system can drop them at any time, so a corpus
     larger than the memory looks as if it were held. `private` is what the process really costs.
-
-    >>> memory_of()["resident"] >= memory_of()["private"] > 0      # doctest: +SKIP
-    True
     """
-    if private_memory_name() == "RssAnon":
-        text = Path(f"/proc/{pid or 'self'}/status").read_text()
-        lines = re.findall(r"(VmRSS|RssAnon|RssFile|RssShmem):\s+(\d+)", text)
-        if not lines:  # the process has ended and is not collected yet
-            raise ProcessLookupError(pid)
-        sizes = {name: int(kilobytes) * 1024 for name, kilobytes in lines}
-        mapped = sizes["RssFile"] + sizes["RssShmem"]
-        return {
-            "private": sizes["RssAnon"],
-            "mapped": mapped,
-            "resident": sizes["VmRSS"],
-        }
     import psutil
 
-    info = psutil.Process(pid).memory_info()
-    private = getattr(info, "private", info.rss)
-    return {
-        "private": private,
-        "mapped": max(0, info.rss - private),
-        "resident": info.rss,
-    }
+    memory = psutil.Process(pid).memory_info()
+    if not memory.rss:  # the process has ended and is not collected yet
+        raise psutil.NoSuchProcess(pid or os.getpid())
+    files = getattr(memory, "shared", 0)
+    private = getattr(memory, "private", memory.rss - files)
+    mapped = max(0, memory.rss - private)
+    return {"private": private, "mapped": mapped, "resident": memory.rss}
 
 
 @contextlib.contextmanager
@@ -108,58 +89,49 @@ def nvidia_driver() -> Iterator[Any]:
         pynvml.nvmlShutdown()
 
 
-def gpu_memory() -> list[tuple[str, int, int]]:
-    """Name, used and total bytes of every NVIDIA GPU of the machine, hidden ones too."""
-    readings = []
+class Card(NamedTuple):
+    """A GPU: memory in bytes, its generation, and whether it is split into parts (MIG)."""
+
+    name: str
+    used: int
+    total: int
+    major: int
+    uuid: str = ""
+    split: bool = False
+
+
+def list_gpus() -> list[Card]:
+    """Every NVIDIA GPU of the machine, hidden ones too."""
+    cards = []
     with nvidia_driver() as driver:
         for index in range(driver.nvmlDeviceGetCount() if driver else 0):
             card = driver.nvmlDeviceGetHandleByIndex(index)
             memory = driver.nvmlDeviceGetMemoryInfo(card)
-            readings.append(
-                (driver.nvmlDeviceGetName(card), memory.used, memory.total)
+            major, _ = driver.nvmlDeviceGetCudaComputeCapability(card)
+            split = False
+            with contextlib.suppress(driver.NVMLError):  # a card without that mode
+                split = bool(driver.nvmlDeviceGetMigMode(card)[0])
+            name, uuid = (
+                driver.nvmlDeviceGetName(card),
+                driver.nvmlDeviceGetUUID(card),
             )
-    return readings
-
-
-class Card(NamedTuple):
-    """A GPU as torch will see it."""
-
-    name: str
-    total: int
-    major: int
+            sizes = (memory.used, memory.total)
+            cards.append(Card(name, *sizes, major, uuid, split))
+    return cards
 
 
 def first_gpu() -> Card:
     """The first GPU that torch may use. Where NVIDIA's driver describes it, no CUDA context is made,
-    because a kernel that has one cannot be forked; of a part of a card (MIG) only torch can tell."""
+    because a kernel that has one cannot be forked; of a part of a card only torch can tell."""
     import torch
 
-    with nvidia_driver() as driver:
-        if driver is not None:
-            with contextlib.suppress(driver.NVMLError, LookupError):
-                return _first_visible(driver)
-    known = torch.cuda.get_device_properties(0)
-    return Card(known.name, known.total_memory, known.major)
-
-
-def _first_visible(driver: Any) -> Card:
-    """The first card of `CUDA_VISIBLE_DEVICES`; a LookupError where it names a part of a card."""
     first = os.environ.get("CUDA_VISIBLE_DEVICES", "0").split(",")[0].strip()
-    count = driver.nvmlDeviceGetCount()
-    cards = [driver.nvmlDeviceGetHandleByIndex(index) for index in range(count)]
-    if not first.isdigit():
-        cards = [
-            card
-            for card in cards
-            if driver.nvmlDeviceGetUUID(card).startswith(first)
-        ]
-    card = cards[int(first) if first.isdigit() else 0]
-    with contextlib.suppress(driver.NVMLError):  # a card without that mode is whole
-        if driver.nvmlDeviceGetMigMode(card)[0] == driver.NVML_DEVICE_MIG_ENABLE:
-            raise LookupError("the card is split")
-    major, _ = driver.nvmlDeviceGetCudaComputeCapability(card)
-    memory = driver.nvmlDeviceGetMemoryInfo(card)
-    return Card(driver.nvmlDeviceGetName(card), memory.total, major)
+    for index, card in enumerate(list_gpus()):
+        chosen = first == str(index) or card.uuid.startswith(first)
+        if chosen and not card.split:
+            return card
+    known = torch.cuda.get_device_properties(0)
+    return Card(known.name, 0, known.total_memory, known.major)
 
 
 def why_no_cuda() -> str:
@@ -170,30 +142,24 @@ def why_no_cuda() -> str:
     if not torch.cuda.device_count():
         return "torch sees no GPU"
     with nvidia_driver() as driver:
-        if (
-            driver is None or not built
-        ):  # another make: torch has counted what it can use
+        # A card of another make: torch has counted what it can use.
+        if driver is None or not built:
             return ""
         newest = driver.nvmlSystemGetCudaDriverVersion() // 1000
-    return (
-        f"the driver is too old for CUDA {built}"
-        if newest < int(built.split(".")[0])
-        else ""
-    )
+    too_old = newest < int(built.split(".")[0])
+    return f"the driver is too old for CUDA {built}" if too_old else ""
 
 
 def print_gpu_utilization() -> None:
     """One line a GPU: memory used by everybody on it. Without one, this process's own memory."""
-    cards = gpu_memory()
-    for index, (name, used, total) in enumerate(cards):
-        print(
-            f"GPU {index} ({name}): {format_bytes(used)} of {format_bytes(total)} used"
-        )
+    cards = list_gpus()
+    for index, card in enumerate(cards):
+        share = f"{format_bytes(card.used)} of {format_bytes(card.total)}"
+        print(f"GPU {index} ({card.name}): {share} used")
     if not cards:
         memory = {kind: format_bytes(count) for kind, count in memory_of().items()}
-        print(
-            f"no NVIDIA GPU; this process holds {memory['resident']}, {memory['private']} its own"
-        )
+        sizes = f"{memory['resident']}, {memory['private']} its own"
+        print(f"no NVIDIA GPU; this process holds {sizes}")
 
 
 def choose_device() -> Choice:
@@ -214,9 +180,8 @@ def prepare(device: Choice, threads: Choice, seed: int) -> None:
     import torch
 
     if device.value != "cuda" and torch.cuda.device_count():
-        os.environ["CUDA_VISIBLE_DEVICES"] = (
-            ""  # or Accelerate and the Trainer would take it
-        )
+        # Or Accelerate and the Trainer would take it.
+        os.environ["CUDA_VISIBLE_DEVICES"] = ""
     torch.set_num_threads(threads.value)
     set_seed(seed)
 
@@ -231,17 +196,13 @@ def choose_dtype(device: str) -> Choice:
         return Choice(torch.float32, "this GPU has no bfloat16 of its own")
     wide = torch.ones(384, 384)
     narrow = wide.to(torch.bfloat16)
-    full, half = fastest_of(
-        lambda: wide @ wide, lambda: narrow @ narrow, repeats=20
-    )
+    works = (lambda: wide @ wide, lambda: narrow @ narrow)
+    full, half = fastest_of(*works, repeats=20)
+    gain = f"{full / half:.2g}x"
     if full / half > CLEARLY_FASTER:
-        return Choice(
-            torch.bfloat16,
-            f"a matrix product is {full / half:.2g}x as fast as in float32",
-        )
-    return Choice(
-        torch.float32, f"bfloat16 runs at {full / half:.2g}x its speed on this CPU"
-    )
+        reason = f"a matrix product is {gain} as fast as in float32"
+        return Choice(torch.bfloat16, reason)
+    return Choice(torch.float32, f"bfloat16 runs at {gain} its speed on this CPU")
 
 
 def choose_threads(fixed: int | None = None) -> Choice:
@@ -270,26 +231,18 @@ def machine_facts() -> dict[str, str]:
     """What a reader of a figure must know: processor, memory, GPU, system and versions."""
     import psutil
 
-    named = None
-    cpuinfo = Path(
-        "/proc/cpuinfo"
-    )  # `platform` does not know the processor's name on Linux
-    if cpuinfo.exists():
-        named = re.search(r"model name\s*: (.+)", cpuinfo.read_text())
+    # On Linux `platform` does not know the processor's name.
+    cpuinfo = Path("/proc/cpuinfo")
+    text = cpuinfo.read_text() if cpuinfo.exists() else ""
+    named = re.search(r"model name\s*: (.+)", text)
     facts = {
         "system": f"{platform.system()} {platform.machine()}",
         "processor": named[1] if named else platform.processor(),
         "cores": str(os.cpu_count()),
         "memory": format_bytes(psutil.virtual_memory().total),
-        "gpu": ", ".join(name for name, _, _ in gpu_memory()) or "none",
+        "gpu": ", ".join(card.name for card in list_gpus()) or "none",
         "python": platform.python_version(),
     }
-    for library in (
-        "torch",
-        "transformers",
-        "datasets",
-        "tokenizers",
-        "accelerate",
-    ):
+    for library in LIBRARIES:
         facts[library] = metadata.version(library)
     return facts

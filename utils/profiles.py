@@ -32,9 +32,8 @@ class Profile:
         """The value for this profile, or for the nearest smaller profile that has one."""
         order = list(PROFILES)
         if "smoke" not in sizes or not set(sizes) <= set(order):
-            raise ValueError(
-                f"sizes are named {', '.join(order)}, smoke always: not {sorted(sizes)}"
-            )
+            names = f"{', '.join(order)}, smoke always"
+            raise ValueError(f"sizes are named {names}: not {sorted(sizes)}")
         chosen = None
         for name in order[: order.index(self.name) + 1]:
             chosen = sizes.get(name, chosen)
@@ -49,11 +48,7 @@ PROFILES = {profile.name: profile for profile in (SMOKE, LAPTOP, GPU, CLUSTER)}
 
 
 def choose_profile(name: str = "auto") -> tuple[Profile, str]:
-    """A profile by name, or for `auto` the one this machine can carry, and why.
-
-    >>> choose_profile("smoke")[1]
-    'asked for'
-    """
+    """A profile by name, or for `auto` the one this machine can carry, and why."""
     if name == "auto":
         name = os.environ.get("COURSE_PROFILE", name)
     if name == "auto":
@@ -61,10 +56,8 @@ def choose_profile(name: str = "auto") -> tuple[Profile, str]:
     if name not in PROFILES:
         close = difflib.get_close_matches(str(name), PROFILES, 1)
         hint = f"{close[0]}, perhaps; or " if close else ""
-        choices = ", ".join([*PROFILES, "auto"])
-        raise CourseError(
-            f"unknown profile {name!r}", "PROFILE", f"choose {hint}one of {choices}"
-        )
+        fix = f"choose {hint}one of {', '.join(PROFILES)}, auto"
+        raise CourseError(f"unknown profile {name!r}", "PROFILE", fix)
     return PROFILES[name], "asked for"
 
 

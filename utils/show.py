@@ -14,15 +14,8 @@ from typing import Any
 from utils.errors import short_path
 
 # Okabe and Ito's palette: told apart by readers with any kind of colour vision.
-COLOURS = [
-    "#0072B2",
-    "#D55E00",
-    "#009E73",
-    "#CC79A7",
-    "#E69F00",
-    "#56B4E9",
-    "#000000",
-]
+COLOURS = ["#0072B2", "#D55E00", "#009E73", "#CC79A7"]
+COLOURS += ["#E69F00", "#56B4E9", "#000000"]
 ALIGN = {"l": "left", "r": "right", "c": "center"}
 
 
@@ -62,18 +55,14 @@ def count_parameters(model: Any, trainable: bool = False) -> int:
 
 
 def format_cell(value: Any) -> str:
-    """A value as a table shows it.
-
-    >>> [format_cell(value) for value in (True, 1234567, 0.1 + 0.2, None, "a")]
-    ['True', '1,234,567', '0.3', '–', 'a']
-    """
+    """A value as a table shows it: 1,234,567 and 0.3, and a dash for None."""
     if value is None:
         return "–"
     if isinstance(value, bool) or not isinstance(value, Real):
         return str(value)
-    return (
-        f"{int(value):,}" if isinstance(value, Integral) else f"{float(value):.10g}"
-    )
+    if isinstance(value, Integral):
+        return f"{int(value):,}"
+    return f"{float(value):.10g}"
 
 
 def cell_html(value: Any) -> str:
@@ -90,7 +79,7 @@ def cell_html(value: Any) -> str:
 def show_table(rows: Iterable[dict[str, Any]], align: str = "") -> None:
     """Show a table from a list of rows, numbers to the right, unless `align` says l, r or c for each.
 
-    >>> show_table([{"model": "gpt2", "parameters": 124_439_808}])      # doctest: +SKIP
+    show_table([{"model": "gpt2", "parameters": 124_439_808}])
     """
     from IPython.display import display
 
@@ -99,16 +88,13 @@ def show_table(rows: Iterable[dict[str, Any]], align: str = "") -> None:
         print("(a table without rows)")
         return
     heads = list(rows[0])
-    align = align or "".join(
-        "r" if isinstance(rows[0][head], Real) else "l" for head in heads
-    )
+    marks = ["r" if isinstance(rows[0][head], Real) else "l" for head in heads]
     lines = [heads]
     lines += [[row.get(head, "") for head in heads] for row in rows]
-    table = ""
-    plain = ""
+    table = plain = ""
     for line in lines:
         tag = "th" if line is heads else "td"
-        for value, mark in zip(line, align, strict=True):
+        for value, mark in zip(line, align or marks, strict=True):
             table += f'<{tag} style="text-align:{ALIGN[mark]}">{cell_html(value)}</{tag}>'
         table = f"{table}</tr>\n<tr>"
         plain += " | ".join(map(format_cell, line)) + "\n"
@@ -122,9 +108,8 @@ def show_figure(figure: Any, alt: str) -> None:
     from matplotlib import pyplot as plt
 
     image = io.BytesIO()
-    figure.savefig(
-        image, format="png", dpi=110, bbox_inches="tight", facecolor="white"
-    )
+    look = {"dpi": 110, "bbox_inches": "tight", "facecolor": "white"}
+    figure.savefig(image, format="png", **look)
     plt.close(figure)
     data = {"image/png": image.getvalue(), "text/plain": f"[figure: {alt}]"}
     display(data, raw=True, metadata={"image/png": {"alt": alt}})

@@ -21,7 +21,7 @@ def test_auto_takes_what_the_machine_can_carry(monkeypatch):
     monkeypatch.setenv("WORLD_SIZE", "16")
     assert profiles.choose_profile("auto")[0] is profiles.CLUSTER
     monkeypatch.setattr(
-        profiles, "first_gpu", lambda: Card("a slice of an H100", 10 * 10**9, 9)
+        profiles, "first_gpu", lambda: Card("a slice of an H100", 0, 10 * 10**9, 9)
     )
     monkeypatch.setattr(profiles.os, "cpu_count", lambda: 2)
     assert profiles.choose_profile("auto")[0] is profiles.SMOKE

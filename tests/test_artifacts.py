@@ -250,3 +250,13 @@ def test_json_is_replaced_whole(tmp_path):
     with pytest.raises(TypeError):
         artifacts.write_json(path, {"a": object()})
     assert json.loads(path.read_text()) == {"a": 1}
+
+
+def test_a_folder_that_was_sealed_without_sizes_and_times_is_hashed(sealed):
+    manifest = artifacts.read_manifest(sealed)
+    del manifest["stats"], manifest["seal"]
+    manifest["seal"] = artifacts.hash_json(manifest)
+    artifacts.write_json(sealed / "manifest.json", manifest)
+    assert artifacts.damage(sealed, artifacts.read_manifest(sealed)) == ""
+    (sealed / "a.txt").write_text("alphA")
+    assert "a.txt has changed" in artifacts.damage(sealed, manifest)

@@ -20,7 +20,7 @@ from utils.errors import CourseError, build_folder
 from utils.machine import machine_facts
 
 HEADS = ("", "what", "ours", "peers", "ratio", "bar", "measured")
-NO_BENCHMARKS = ("__main__", "timing")
+NO_BENCHMARKS = ("__main__", "race", "timing")
 
 
 def choose_modules(names: list[str]) -> list[str]:

@@ -154,13 +154,13 @@ def start_run(recipe: Recipe) -> tuple[training.Run, training.Step]:
     tokenizer = AutoTokenizer.from_pretrained(recipe.tokenizer)
     run = training.Run(recipe, training.make_accelerator(recipe), tokenizer)
     run.folder.mkdir(parents=True, exist_ok=True)
-    return run, training.begin(run, recipe)
+    return run, training.begin(run)
 
 
 def whole_loop(recipe: Recipe) -> Callable[[], None]:
     """One turn of the engine's loop: the step, the checks, the log line, the progress bar."""
     run, step = start_run(recipe)
-    return lambda: training.advance(run, step, recipe)
+    return lambda: training.advance(run, step)
 
 
 def cpu_seconds(
@@ -261,7 +261,7 @@ def resume_row() -> dict[str, Any]:
             run.progress.update(step=number, validation_loss=1.0)
             run.save(step)
             start = time.perf_counter()
-            path = checkpoints.newest_checkpoint(run.folder)[0]
+            path = checkpoints.newest_checkpoint(run.folder)
             checkpoints.load_checkpoint(path, step.model, step.optimizers)
             step.go_to(number)
             next(step.batches)

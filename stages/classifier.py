@@ -3,8 +3,8 @@
     accelerate launch --multi_gpu --num_processes 2 -m stages.classifier recipe.json losses.json
     torchrun --standalone --nproc_per_node 2 -m stages.classifier recipe.json losses.json
 
-The same recipe gives the same losses on one process and on many: the batch is that of all processes
-together, the order is that of the file, and a last batch of fewer rows is weighed by its rows.
+The same recipe gives the same losses on one process and on many: the batch is that of all together,
+the order is that of the file, and a last batch of fewer rows is weighed by its rows.
 """
 
 from __future__ import annotations
@@ -16,28 +16,27 @@ import sys
 from pathlib import Path
 from typing import Any
 
-from pydantic import BaseModel, ConfigDict, Field, ValidationError
+import pyarrow.parquet as pq
+import torch
+from accelerate import Accelerator
+from pydantic import Field
+from torch.utils.data import DataLoader
+from transformers import (
+    AutoModelForSequenceClassification,
+    AutoTokenizer,
+    DataCollatorWithPadding,
+    get_linear_schedule_with_warmup,
+)
 
 from stages.launch import rank_device, require_world
-from stages.recipe import decay_groups, plain_error
+from stages.recipe import Plan, decay_groups
 from utils.artifacts import write_json
 from utils.errors import CourseError
 from utils.machine import set_seed
 
 
-class ClassifierRecipe(BaseModel):
-    """What is trained, and on what; not where it runs.
-
-    >>> ClassifierRecipe(weights="start", rows="rows.parquet", bacth=16)
-    Traceback (most recent call last):
-    utils.errors.CourseError: a recipe has no 'bacth'
-      where: the recipe
-      next:  did you mean 'batch'?
-    """
-
-    model_config = ConfigDict(
-        extra="forbid", frozen=True, strict=True, allow_inf_nan=False
-    )
+class ClassifierRecipe(Plan):
+    """What is trained, and on what; not where it runs."""
 
     weights: str  # folder of a model with a head, and of its tokenizer
     rows: str  # parquet file of `text` and `label`, in the order of training
@@ -45,34 +44,23 @@ class ClassifierRecipe(BaseModel):
     rate: float = Field(5e-5, gt=0)
     warmup: int = Field(4, ge=0)  # steps
     decay: float = Field(0.01, ge=0)
-    dropout: float = Field(
-        0.0, ge=0, lt=1
-    )  # above zero, only one process gives the same losses
+    # Above zero, only one process gives the same losses.
+    dropout: float = Field(0.0, ge=0, lt=1)
     length: int = Field(32, gt=0)  # tokens of a text; the rest is cut
     seed: int = Field(42, ge=0)
     processes: int = Field(1, gt=0)  # that must have been started
     save: str = ""  # folder for the model and its tokenizer, if they shall be saved
 
     def __init__(self, **fields: Any) -> None:
-        try:
-            super().__init__(**fields)
-        except ValidationError as error:
-            raise plain_error(error, type(self).model_fields) from None
+        super().__init__(**fields)
         if self.batch % self.processes:
             what = f"{self.batch} rows cannot be shared evenly by {self.processes} processes"
             fix = "choose a batch that the number of processes divides"
             raise CourseError(what, "batch and processes of the recipe", fix)
 
-    def change(self, **fields: Any) -> ClassifierRecipe:
-        """A recipe with other values in some fields."""
-        return ClassifierRecipe(**{**self.model_dump(), **fields})
-
 
 def make_classifier(recipe: ClassifierRecipe) -> Any:
     """The pretrained encoder with its head, in float32; its word vectors are not trained."""
-    import torch
-    from transformers import AutoModelForSequenceClassification
-
     model = AutoModelForSequenceClassification.from_pretrained(
         recipe.weights,
         dtype=torch.float32,
@@ -85,10 +73,6 @@ def make_classifier(recipe: ClassifierRecipe) -> Any:
 
 def make_loader(recipe: ClassifierRecipe) -> Any:
     """One process's batches in the order of the file, each padded to its longest row."""
-    import pyarrow.parquet as pq
-    from torch.utils.data import DataLoader
-    from transformers import AutoTokenizer, DataCollatorWithPadding
-
     tokenizer = AutoTokenizer.from_pretrained(recipe.weights)
     table = pq.read_table(recipe.rows, columns=["text", "label"]).to_pydict()
     columns = tokenizer(table["text"], truncation=True, max_length=recipe.length)
@@ -104,7 +88,6 @@ def shared_loss(losses: Any, first: int, rows: int, world: int) -> Any:
     The process has the batch's rows from `first` on. A last batch is filled up to full size, and
     only its first `rows` are real. Gradients are averaged over processes, hence the factor `world`.
 
-    >>> import torch
     >>> [shared_loss(torch.tensor([4.0, 2.0]), first, rows=3, world=2).item() for first in (0, 2)]
     [4.0, 2.6666667461395264]
     """
@@ -114,19 +97,17 @@ def shared_loss(losses: Any, first: int, rows: int, world: int) -> Any:
 
 def train(recipe: ClassifierRecipe) -> list[float]:
     """Train by the recipe on all processes of this run; the loss of each step, the same on each."""
-    import torch
-    from accelerate import Accelerator
-    from transformers import get_linear_schedule_with_warmup
-
     require_world(recipe.processes)
-    require_files(recipe)
+    for path in (Path(recipe.weights), Path(recipe.rows)):
+        if not path.exists():
+            what = "the recipe names a file that is not here"
+            raise CourseError(what, path, "mend the path")
     accelerator = Accelerator(cpu=rank_device().type == "cpu")
     set_seed(recipe.seed)
     model = make_classifier(recipe)
     loader = make_loader(recipe)
-    optimizer = torch.optim.AdamW(
-        decay_groups(model, recipe.decay), lr=recipe.rate, fused=True
-    )
+    groups = decay_groups(model, recipe.decay)
+    optimizer = torch.optim.AdamW(groups, lr=recipe.rate, fused=True)
     total = len(loader.dataset)
     steps = math.ceil(total / recipe.batch)
     # The schedule is not prepared: it would step once for each process.
@@ -147,34 +128,15 @@ def train(recipe: ClassifierRecipe) -> list[float]:
         optimizer.zero_grad()
         history.append(accelerator.reduce(loss.detach(), "mean").item())
     if recipe.save:
-        save_model(accelerator, model, recipe)
+        # Of weights that are sharded (FSDP, ZeRO-3) no process has all: they gather them together.
+        weights = accelerator.get_state_dict(model)
+        if accelerator.is_main_process:
+            whole = accelerator.unwrap_model(model)
+            whole.save_pretrained(recipe.save, state_dict=weights)
+            tokenizer = AutoTokenizer.from_pretrained(recipe.weights)
+            tokenizer.save_pretrained(recipe.save)
+        accelerator.wait_for_everyone()
     return history
-
-
-def require_files(recipe: ClassifierRecipe) -> None:
-    """Stop before anything is loaded if the recipe's files are not on this machine."""
-    for path in (Path(recipe.weights), Path(recipe.rows)):
-        if not path.exists():
-            raise CourseError(
-                "the recipe names a file that is not here", path, "mend the path"
-            )
-
-
-def save_model(accelerator: Any, model: Any, recipe: ClassifierRecipe) -> None:
-    """Write the whole model and its tokenizer; every process must call this.
-
-    Where the weights are sharded (FSDP, ZeRO-3) no process has all of them: they are gathered by
-    all processes together, and the main one writes.
-    """
-    from transformers import AutoTokenizer
-
-    weights = accelerator.get_state_dict(model)
-    if accelerator.is_main_process:
-        accelerator.unwrap_model(model).save_pretrained(
-            recipe.save, state_dict=weights
-        )
-        AutoTokenizer.from_pretrained(recipe.weights).save_pretrained(recipe.save)
-    accelerator.wait_for_everyone()
 
 
 def main(recipe_file: str, losses_file: str) -> None:

@@ -1,53 +1,84 @@
 """A recipe is all that decides a training run; from it come model, optimizers and rates.
 
-It is a TOML file in `launch/recipes`; `python -m stages.training` and a notebook read the same one.
-It says nothing of the machine: `rows` are those of a step over all processes, however many there
-are, and `micro` only how many of them one process may hold at once.
+It is a TOML file in `launch/recipes` and says nothing of the machine: `rows` are those of a step over all
+processes, however many there are, and `micro` only how many of them one process may hold at once.
 """
 
 from __future__ import annotations
 
 import difflib
-import json
 import math
 import tomllib
 from collections.abc import Iterable
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any, Literal, Self
 
 import torch
-from pydantic import (
-    BaseModel,
-    ConfigDict,
-    Field,
-    NonNegativeFloat,
-    PositiveFloat,
-    PositiveInt,
-    ValidationError,
-    model_validator,
-)
+from pydantic import BaseModel, ConfigDict, Field, PositiveInt, ValidationError
+from transformers import CONFIG_MAPPING, AutoConfig, AutoModelForCausalLM
+from transformers.pytorch_utils import Conv1D
 
 from utils.errors import CourseError, build_folder
 
 # What may change when a run goes on: it concerns the machine, the disk and the screen.
 FREE = {"tokens", "tokenizer", "folder", "micro", "threads", "compile", "shard"}
-FREE |= {"save_every", "keep", "log_every", "log_to", "hub", "hub_public"}
+FREE |= {"save_every", "keep", "log_every", "log_to", "hub"}
 Schedule = Literal["trapezoid", "cosine", "linear", "constant"]
 
 
-class Recipe(BaseModel):
-    """One training run. A relative path begins at the build folder; None means "not at all".
-
-    >>> Recipe(model={}, steps=0)
-    Traceback (most recent call last):
-    utils.errors.CourseError: steps is 0
-      where: the recipe
-      next:  input should be greater than 0
-    """
+class Plan(BaseModel):
+    """Named fields, checked when they are written down and fixed from then on."""
 
     model_config = ConfigDict(
         extra="forbid", frozen=True, strict=True, allow_inf_nan=False
     )
+
+    def __init__(self, **fields: Any) -> None:
+        try:
+            super().__init__(**read_none(fields))
+        except ValidationError as error:
+            raise plain_error(error, type(self).model_fields) from None
+
+    def change(self, **changes: Any) -> Self:
+        """The same with other values in some fields."""
+        fields = {**vars(self), **changes}
+        return type(self)(**fields)
+
+
+def read_none(value: Any) -> Any:
+    """TOML has no null: the word "none" stands for it, also among the sizes of a model."""
+    if isinstance(value, dict):
+        return {name: read_none(part) for name, part in value.items()}
+    if value == "none":
+        return None
+    return value
+
+
+def plain_error(error: ValidationError, known: Iterable[str]) -> CourseError:
+    """The first thing that pydantic finds wrong: the field, its value, and what it should be."""
+    first = error.errors()[0]
+    name = str(first["loc"][0])
+    what = f"{name} is {first['input']!r}"
+    fix = first["msg"][0].lower() + first["msg"][1:]
+    if first["type"] == "extra_forbidden":
+        what = f"a recipe has no {name!r}"
+        fix = nearest(name, known)
+    if first["type"] == "missing":
+        what = f"{name} is missing"
+    return CourseError(what, "the recipe", fix)
+
+
+def nearest(word: str, known: Iterable[str]) -> str:
+    """A question or a list for somebody who wrote a word that is not known."""
+    close = difflib.get_close_matches(word, known, 1)
+    if close:
+        return f"did you mean {close[0]!r}?"
+    names = ", ".join(sorted(known))
+    return f"one of {names}"
+
+
+class Recipe(Plan):
+    """One training run. A relative path begins at the build folder; None means "not at all"."""
 
     # What `AutoConfig.for_model` takes: `model_type` and its sizes.
     model: dict[str, Any]
@@ -59,19 +90,17 @@ class Recipe(BaseModel):
     micro: PositiveInt = 8
     # Muon is for the matrices of the layers, and AdamW for the rest; "adamw" is AdamW for all.
     optimizer: Literal["muon", "adamw"] = "muon"
-    rate: PositiveFloat = 6e-3
-    matrix_rate: PositiveFloat = 0.03
-    weight_decay: NonNegativeFloat = 0.0
-    clip: PositiveFloat = 1.0
+    rate: float = Field(6e-3, gt=0)
+    matrix_rate: float = Field(0.03, gt=0)
+    weight_decay: float = Field(0.0, ge=0)
+    clip: float = Field(1.0, gt=0)
     schedule: Schedule = "trapezoid"
     # Shares of the steps.
     warmup: float = Field(0.02, ge=0, le=1)
     cooldown: float = Field(0.5, ge=0, le=1)
-    # "auto": what the machine that begins the run is faster with. float16 wants a GPU.
-    precision: Literal["auto", "float32", "bfloat16", "float16"] = "auto"
-    attention: Literal["sdpa", "eager", "flash_attention_2", "flex_attention"] = (
-        "sdpa"
-    )
+    # "auto": what the machine that begins the run is faster with.
+    precision: Literal["auto", "float32", "bfloat16"] = "auto"
+    attention: Literal["sdpa", "eager", "flash_attention_2"] = "sdpa"
     compile: bool = False
     # Weights, gradients and optimizer states are cut over the processes (FSDP).
     shard: bool = False
@@ -86,150 +115,62 @@ class Recipe(BaseModel):
     keep: PositiveInt | None = 2
     log_every: PositiveInt = 1
     log_to: list[Literal["tensorboard", "trackio", "wandb"]] = []
-    # A repository that checkpoints are pushed to; it is made private, unless `hub_public`.
+    # A private repository that checkpoints are pushed to.
     hub: str | None = None
-    hub_public: bool = False
     seed: int = Field(42, ge=0, lt=2**32)
-
-    def __init__(self, **fields: Any) -> None:
-        try:
-            super().__init__(**fields)
-        except ValidationError as error:
-            raise plain_error(error, type(self).model_fields) from None
-
-    @model_validator(mode="before")
-    @classmethod
-    def read_none(cls, fields: Any) -> Any:
-        """TOML has no null: the word "none" stands for it, also among the sizes of the model."""
-        if not isinstance(fields, dict):
-            return fields
-        sizes = fields.get("model")
-        if isinstance(sizes, dict):
-            fields = {**fields, "model": _without_words(sizes)}
-        return _without_words(fields)
 
     @classmethod
     def load(cls, path: Path | str, **changes: Any) -> Recipe:
-        """The recipe of a file, with changes; the sizes of `model` are merged and not replaced."""
-        if not Path(path).is_file():
-            raise CourseError(
-                "there is no such recipe", Path(path), "see launch/recipes"
-            )
+        """The recipe of a file, with changes."""
+        place = Path(path)
         try:
-            fields = tomllib.loads(Path(path).read_text(encoding="utf-8"))
-        except ValueError as error:
-            what = f"the recipe is not TOML: {error}"
-            raise CourseError(what, Path(path), "mend that line") from error
-        return cls(**_merge(fields, changes))
+            text = place.read_text(encoding="utf-8")
+            fields = tomllib.loads(text)
+        except (OSError, ValueError) as error:
+            what = f"the recipe cannot be read: {error}"
+            raise CourseError(what, place, "see launch/recipes") from error
+        return cls(**fields).change(**changes)
 
-    def change(self, **changes: Any) -> Recipe:
+    def change(self, **changes: Any) -> Self:
         """A recipe with some fields changed; the sizes of `model` are merged.
 
         >>> Recipe(model={"n_layer": 2}).change(steps=5, model={"n_head": 1}).model
         {'n_layer': 2, 'n_head': 1}
         """
-        return Recipe(**_merge(vars(self), changes))
+        sizes = changes.get("model")
+        if isinstance(sizes, dict):
+            changes["model"] = {**self.model, **sizes}
+        return super().change(**changes)
 
     def place(self, name: str) -> Path:
-        """The path of a field: as it is written, or from the build folder on.
-
-        >>> Recipe(model={}, folder="mine").place("folder") == build_folder() / "mine"
-        True
-        """
-        return build_folder() / getattr(self, name)
-
-    def differences(self, other: dict[str, Any]) -> str:
-        """What a run cannot change and another recipe, from JSON, has otherwise; "" for nothing."""
-        mine = json.loads(json.dumps(vars(self)))
-        names = [
-            name
-            for name in mine
-            if name not in FREE and mine[name] != other.get(name)
-        ]
-        return ", ".join(
-            f"{name} {other.get(name)!r}, not {mine[name]!r}" for name in names
-        )
+        """The path of a field: as it is written, or from the build folder on."""
+        written: str = getattr(self, name)
+        return build_folder() / written
 
 
-def _without_words(fields: dict[str, Any]) -> dict[str, Any]:
-    return {
-        name: None if value == "none" else value for name, value in fields.items()
-    }
-
-
-def _merge(fields: dict[str, Any], changes: dict[str, Any]) -> dict[str, Any]:
-    sizes = fields.get("model")
-    more = changes.get("model", {})
-    if isinstance(sizes, dict) and isinstance(more, dict):
-        return {**fields, **changes, "model": {**sizes, **more}}
-    return {**fields, **changes}
-
-
-def plain_error(error: ValidationError, known: Iterable[str]) -> CourseError:
-    """The first thing that pydantic finds wrong: the field, its value, and what it should be."""
-    first = error.errors()[0]
-    name = str(first["loc"][0]) if first["loc"] else "it"
-    if first["type"] == "extra_forbidden":
-        return CourseError(
-            f"a recipe has no {name!r}", "the recipe", nearest(name, known)
-        )
-    if first["type"] == "missing":
-        return CourseError(f"{name} is missing", "the recipe", "write it down")
-    message = first["msg"][0].lower() + first["msg"][1:]
-    return CourseError(f"{name} is {first['input']!r}", "the recipe", message)
-
-
-def nearest(word: str, known: Iterable[str]) -> str:
-    """A question or a list for somebody who wrote a word that is not known.
-
-    >>> nearest("step", ["steps", "rows"])
-    "did you mean 'steps'?"
-    """
-    close = difflib.get_close_matches(word, known, 1)
-    return (
-        f"did you mean {close[0]!r}?"
-        if close
-        else f"one of {', '.join(sorted(known))}"
-    )
-
-
-# the model ------------------------------------------------------------------------------------
-
-
-def make_config(recipe: Recipe, **facts: Any) -> Any:
-    """The configuration of a recipe's model; a size that this kind of model has not is refused."""
-    from transformers import CONFIG_MAPPING, AutoConfig
-
-    kind = recipe.model.get("model_type", "")
+def build_model(recipe: Recipe, tokenizer: Any) -> Any:
+    """The model of a recipe with fresh weights; a size that this kind of model has not is refused."""
+    sizes = recipe.model
+    kind = sizes.get("model_type", "")
     if kind not in CONFIG_MAPPING:
-        hint = (
-            nearest(str(kind), CONFIG_MAPPING) if kind else "say gpt2, or nanochat"
-        )
-        raise CourseError(
-            f"there is no model of type {kind!r}", "model_type in the recipe", hint
-        )
+        what = f"there is no model of type {kind!r}"
+        hint = nearest(str(kind or "gpt2"), CONFIG_MAPPING)
+        raise CourseError(what, "model_type in the recipe", hint)
     plain = CONFIG_MAPPING[kind]()
-    for name in recipe.model:
+    for name in sizes:
         if not hasattr(plain, name):
-            hint = nearest(name, [*plain.to_dict(), *plain.attribute_map])
-            raise CourseError(
-                f"{kind} has no size {name!r}", "model in the recipe", hint
-            )
-    return AutoConfig.for_model(**{**facts, **recipe.model})
-
-
-def build_model(recipe: Recipe, tokenizer: Any, seed: int | None = None) -> Any:
-    """The model of a recipe with fresh weights, the same ones for the same seed."""
-    from transformers import AutoModelForCausalLM
-
+            what = f"{kind} has no size {name!r}"
+            names = [*plain.to_dict(), *plain.attribute_map]
+            hint = nearest(name, names)
+            raise CourseError(what, "model in the recipe", hint)
     end = tokenizer.eos_token_id
     pad = end if tokenizer.pad_token_id is None else tokenizer.pad_token_id
-    ids = {"bos_token_id": end, "eos_token_id": end, "pad_token_id": pad}
-    config = make_config(recipe, vocab_size=len(tokenizer), **ids)
-    torch.manual_seed(recipe.seed if seed is None else seed)
-    model = AutoModelForCausalLM.from_config(
-        config, attn_implementation=recipe.attention
-    )
+    facts = {"bos_token_id": end, "eos_token_id": end, "pad_token_id": pad}
+    facts["vocab_size"] = len(tokenizer)
+    config = AutoConfig.for_model(**{**facts, **sizes})
+    torch.manual_seed(recipe.seed)
+    kind = recipe.attention
+    model = AutoModelForCausalLM.from_config(config, attn_implementation=kind)
     # GPT-2's class name says nothing of its loss, see lesson 09.
     model.loss_type = "ForCausalLM"
     return model
@@ -240,33 +181,21 @@ def flops_per_token(model: Any, block: int) -> int:
 
     A weight counts where it multiplies: a tied embedding as the head, a lookup not at all.
     """
-    from transformers.pytorch_utils import Conv1D
-
-    multiplying = [
-        m for m in model.modules() if isinstance(m, (torch.nn.Linear, Conv1D))
-    ]
-    weights = sum(module.weight.numel() for module in multiplying)
+    weights = 0
+    for part in model.modules():
+        if isinstance(part, (torch.nn.Linear, Conv1D)):
+            weights += part.weight.numel()
     sizes = model.config
     return 6 * weights + 12 * sizes.num_hidden_layers * sizes.hidden_size * block
 
 
-# optimizers and their rates -------------------------------------------------------------------
-
-
 def sort_parameters(model: Any) -> dict[str, list[torch.nn.Parameter]]:
     """Matrices of the layers, embeddings (with the head), and vectors: biases and norms."""
-    head = model.get_output_embeddings()
-    tables = [
-        m.weight for m in model.modules() if isinstance(m, torch.nn.Embedding)
-    ]
-    looked_up = {id(weight) for weight in tables}
-    if head is not None:
-        looked_up.add(id(head.weight))
-    kinds: dict[str, list[torch.nn.Parameter]] = {
-        "matrices": [],
-        "embeddings": [],
-        "vectors": [],
-    }
+    looked_up = {id(model.get_output_embeddings().weight)}
+    for part in model.modules():
+        if isinstance(part, torch.nn.Embedding):
+            looked_up.add(id(part.weight))
+    kinds: dict[str, list] = {"matrices": [], "embeddings": [], "vectors": []}
     for parameter in model.parameters():
         if parameter.ndim <= 1:
             kinds["vectors"].append(parameter)
@@ -284,36 +213,29 @@ def decay_groups(model: torch.nn.Module, decay: float) -> list[dict[str, Any]]:
     >>> [(group["weight_decay"], len(group["params"])) for group in groups]
     [(0.1, 1), (0.0, 1)]
     """
-    trained = [
-        parameter for parameter in model.parameters() if parameter.requires_grad
-    ]
-    wide = [parameter for parameter in trained if parameter.ndim > 1]
-    vectors = [parameter for parameter in trained if parameter.ndim <= 1]
+    trained = [p for p in model.parameters() if p.requires_grad]
+    wide = [p for p in trained if p.ndim > 1]
+    vectors = [p for p in trained if p.ndim <= 1]
     return [
         {"params": wide, "weight_decay": decay},
         {"params": vectors, "weight_decay": 0.0},
     ]
 
 
-def make_optimizers(
-    model: torch.nn.Module, recipe: Recipe
-) -> list[torch.optim.Optimizer]:
+def make_optimizers(model: Any, recipe: Recipe) -> list[torch.optim.Optimizer]:
     """AdamW for everything, or Muon for the matrices and AdamW for the rest."""
-    matrices = (
-        sort_parameters(model)["matrices"] if recipe.optimizer == "muon" else []
-    )
+    decay = recipe.weight_decay
+    muon = recipe.optimizer == "muon"
+    matrices = sort_parameters(model)["matrices"] if muon else []
     of_muon = {id(matrix) for matrix in matrices}
-    groups = decay_groups(model, recipe.weight_decay)
+    groups = decay_groups(model, decay)
     for group in groups:
         group["params"] = [p for p in group["params"] if id(p) not in of_muon]
-    groups = [group for group in groups if group["params"]]
     adamw = torch.optim.AdamW(groups, lr=recipe.rate, betas=(0.9, 0.95), fused=True)
     optimizers: list[torch.optim.Optimizer] = [adamw]
-    if matrices:
-        decay = recipe.weight_decay
-        optimizers.append(
-            torch.optim.Muon(matrices, lr=recipe.matrix_rate, weight_decay=decay)
-        )
+    if muon:
+        rate = recipe.matrix_rate
+        optimizers.append(torch.optim.Muon(matrices, lr=rate, weight_decay=decay))
     for optimizer in optimizers:
         for group in optimizer.param_groups:
             group["full_rate"] = group["lr"]
@@ -330,12 +252,11 @@ def share_of_rate(step: int, recipe: Recipe) -> float:
     warm = max(1, round(recipe.warmup * recipe.steps))
     if step < warm:
         return (step + 1) / warm
-    # 1 after warming up, 0 at the end.
-    left = (recipe.steps - step) / max(1, recipe.steps - warm)
+    steps = recipe.steps
     if recipe.schedule == "trapezoid":
-        return min(
-            1.0, (recipe.steps - step) / max(1, recipe.cooldown * recipe.steps)
-        )
+        return min(1.0, (steps - step) / max(1, recipe.cooldown * steps))
+    # 1 after warming up, 0 at the end.
+    left = (steps - step) / max(1, steps - warm)
     if recipe.schedule == "cosine":
         return 0.1 + 0.9 * (1 - math.cos(math.pi * left)) / 2
     return left if recipe.schedule == "linear" else 1.0

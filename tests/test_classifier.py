@@ -288,7 +288,7 @@ def train_sharded(recipe: ClassifierRecipe) -> list[float]:
             for state in (AcceleratorState, PartialState):
                 state._shared_state["distributed_type"] = DistributedType.FSDP
 
-    accelerate.Accelerator = Sharding
+    classifier.Accelerator = Sharding
     return train(recipe)
 
 

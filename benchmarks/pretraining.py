@@ -74,9 +74,8 @@ class Plain(nn.Module):
 
 def load(name: str, profile: str = "smoke", **changes: Any) -> Recipe:
     """A recipe of the house on a profile's artifacts, on one thread."""
-    places = {
-        part: str(artifact(part, profile)) for part in ("tokens", "tokenizer")
-    }
+    made = artifact("tokens", profile).parent
+    places = {part: str(made / part) for part in ("tokens", "tokenizer")}
     return Recipe.load(
         RECIPES / f"{name}.toml", **{**places, "threads": 1, **changes}
     )

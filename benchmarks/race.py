@@ -46,8 +46,9 @@ def windows(name: str = "test", count: int = WINDOWS) -> list[str]:
 
     Of `test`, packages that nobody trained on; of `train`, blocks that no race comes to.
     """
-    tokenizer = AutoTokenizer.from_pretrained(artifact("tokenizer", "laptop"))
-    split = open_store(artifact("tokens", "laptop"), tokenizer)[name]
+    tokens = artifact("tokens", "laptop")
+    tokenizer = AutoTokenizer.from_pretrained(tokens.with_name("tokenizer"))
+    split = open_store(tokens, tokenizer)[name]
     rows = np.sort(Loader(split, 1, 42).rows_at(len(split) - 1 - np.arange(count)))
     said = (tokenizer.decode(row[1:]) for row in split.gather(rows))
     return [

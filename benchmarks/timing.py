@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import statistics
 import subprocess
 import sys
@@ -85,34 +86,18 @@ def row(
     }
 
 
+@functools.cache
 def artifact(name: str, profile: str = "smoke") -> Path:
-    """The folder of an artifact; what is missing on the road to it is made first, by its lessons."""
-    folder = build_folder() / "artifacts" / profile
-    road = ROAD[: ROAD.index(name) + 1]
-    missing = [
-        PUBLISHED_BY[step] for step in road if read_manifest(folder / step) is None
-    ]
-    if missing:
-        command = [
-            sys.executable,
-            "-m",
-            "course",
-            "run",
-            "--only",
-            ",".join(missing),
-        ]
-        subprocess.run(
-            [*command, "--profile", profile],
-            cwd=ROOT,
-            check=False,
-            stdout=sys.stderr,
-        )
-    if read_manifest(folder / name) is None:
-        fix = f"make run ONLY={','.join(missing)} PROFILE={profile}"
-        raise CourseError(
-            f"the artifact {name!r} could not be made", folder / name, fix
-        )
-    return folder / name
+    """The folder of an artifact; its lessons are run first, where they have not run as they stand."""
+    lessons = ",".join(PUBLISHED_BY[step] for step in ROAD[: ROAD.index(name) + 1])
+    command = [sys.executable, "-m", "course", "run", "--only", lessons]
+    command += ["--profile", profile]
+    subprocess.run(command, cwd=ROOT, check=False, stdout=sys.stderr)
+    folder = build_folder() / "artifacts" / profile / name
+    if read_manifest(folder) is None:
+        fix = f"make run ONLY={lessons} PROFILE={profile}"
+        raise CourseError(f"the artifact {name!r} could not be made", folder, fix)
+    return folder
 
 
 def commit() -> str:

@@ -10,7 +10,9 @@ from utils.machine import Card
 
 def test_auto_takes_what_the_machine_can_carry(monkeypatch):
     monkeypatch.delenv("COURSE_PROFILE", raising=False)
-    monkeypatch.setattr(profiles, "first_gpu", lambda: Card("H100", 0, 80 * 10**9, 9))
+    monkeypatch.setattr(
+        profiles, "first_gpu", lambda: Card("H100", 0, 80 * 10**9, 9)
+    )
     monkeypatch.setattr(torch.cuda, "device_count", lambda: 2)
     monkeypatch.setattr(
         profiles, "why_no_cuda", lambda: "this torch is built for a CPU"

@@ -8,11 +8,11 @@ seen is kept, or listed in `rejected` with its reason, and `build` counts both.
 
 from __future__ import annotations
 
-import collections
 import hashlib
 import math
 import re
 import zlib
+from collections import Counter, defaultdict
 from collections.abc import Iterable, Iterator
 from fnmatch import fnmatchcase
 from pathlib import Path
@@ -28,17 +28,20 @@ from utils.errors import CourseError
 
 Row = dict[str, Any]
 Rows = Iterable[Row]
+# Package, path, reason, detail.
+Rejected = list[tuple[str, str, str, str]]
 SPLITS = ("train", "validation", "test")
 VENDORED = re.compile(r"(^|/)(_?vendor(ed)?|_?extern(s|als?)?|third_party)/")
 
-# The columns of each table; one without a type holds text.
+# The columns of each table, and the types of those that hold no text.
 TABLES = {
-    "files": "repo_name path id",
-    "licenses": "repo_name license",
-    "contents": "id size:int64 binary:bool content copies:int64",
-    "rejected": "package path reason detail",
-    "corpus": "content path package license size:int64 hash copies:int64",
+    "files": ["repo_name", "path", "id"],
+    "licenses": ["repo_name", "license"],
+    "contents": ["id", "size", "binary", "content", "copies"],
+    "rejected": ["package", "path", "reason", "detail"],
+    "corpus": ["content", "path", "package", "license", "size", "hash", "copies"],
 }
+TYPES = {"size": pa.int64(), "copies": pa.int64(), "binary": pa.bool_()}
 QUERY = """SELECT f.repo_name AS package, f.path, c.content, l.license,
   c.size, c.id AS hash, c.copies
 FROM {files} AS f
@@ -64,15 +67,6 @@ def query(tables: Path | None = None, template: str = QUERY) -> str:
     return re.sub("{(.*?)}", lambda table: before + table[1] + after, template)
 
 
-def schema_of(table: str) -> pa.Schema:
-    """The Arrow schema of one of `TABLES`."""
-    fields = []
-    for column in TABLES[table].split():
-        name, _, kind = column.partition(":")
-        fields.append((name, pa.type_for_alias(kind or "string")))
-    return pa.schema(fields)
-
-
 def chunks(rows: Rows, characters: int = 8_000_000) -> Iterator[list[Row]]:
     """Lists of rows that hold about so many characters of content each."""
     chunk: list[Row] = []
@@ -89,7 +83,8 @@ def chunks(rows: Rows, characters: int = 8_000_000) -> Iterator[list[Row]]:
 
 def write_rows(path: Path, table: str, rows: Rows, codec: str = "zstd") -> None:
     """Write rows as a Parquet file, few of them in memory at a time."""
-    schema = schema_of(table)
+    columns = TABLES[table]
+    schema = pa.schema([(name, TYPES.get(name, pa.string())) for name in columns])
     options = {"compression": codec, "use_dictionary": False}
     with pq.ParquetWriter(path, schema, **options) as file:
         for chunk in chunks(rows):
@@ -128,36 +123,30 @@ def read_texts(
                 yield text
 
 
-def visit_order(package: str, path: str) -> tuple[bool, str, str]:
-    """Vendored copies come last: of two equal files the original is the first."""
-    return bool(VENDORED.search(path)), package, path
-
-
-def rejection(package: str, path: str, reason: str, detail: str = "") -> Row:
-    """A row of the table `rejected`."""
-    return {"package": package, "path": path, "reason": reason, "detail": detail}
-
-
-def store(trees: list[Tree], folder: Path) -> list[Row]:
+def store(trees: list[Tree], folder: Path) -> Rejected:
     """Write `files`, `contents` and `licenses`, each content once; return what was unreadable."""
-    for package, count in collections.Counter(t.package for t in trees).items():
+    for package, count in Counter(t.package for t in trees).items():
         if count > 1:  # the query would give each of its files twice
             what = f"two trees are called {package}"
             raise CourseError(what, folder, "give each tree its own name")
     files: list[Row] = []
-    rejected: list[Row] = []
-    copies: collections.Counter[str] = collections.Counter()
+    rejected: Rejected = []
+    copies: Counter[str] = Counter()
 
     def contents() -> Iterator[Row]:
-        places = [(tree, path) for tree in trees for path in tree.paths]
-        places.sort(key=lambda place: visit_order(place[0].package, place[1]))
-        for tree, path in places:
-            data, reason = read_file(tree.root / path)
+        places = []
+        for tree in trees:
+            for path in tree.paths:
+                # Vendored copies last: of two equal files the original is the first.
+                vendored = bool(VENDORED.search(path))
+                places.append((vendored, tree.package, path, tree.root))
+        for _, package, path, root in sorted(places):
+            data, reason = read_file(root / path)
             if reason:
-                rejected.append(rejection(tree.package, path, reason))
+                rejected.append((package, path, reason, ""))
                 continue
             blob = blob_id(data)
-            files.append({"repo_name": tree.package, "path": path, "id": blob})
+            files.append({"repo_name": package, "path": path, "id": blob})
             copies[blob] += 1
             if copies[blob] == 1:
                 row: Row = {"id": blob, "size": len(data), "binary": b"\0" in data}
@@ -166,7 +155,7 @@ def store(trees: list[Tree], folder: Path) -> list[Row]:
 
     for tree in trees:
         for path, reason in tree.rejected.items():
-            rejected.append(rejection(tree.package, path, reason))
+            rejected.append((tree.package, path, reason, ""))
     # How often a content occurs is known when all files are read, so contents are written twice.
     spool = folder / "contents.part"
     write_rows(spool, "contents", contents(), "none")
@@ -181,20 +170,19 @@ def store(trees: list[Tree], folder: Path) -> list[Row]:
     return rejected
 
 
-def documents(tables: Path, rejected: list[Row]) -> Iterator[Row]:
+def documents(tables: Path, rejected: Rejected) -> Iterator[Row]:
     """The rows of the query in the order of `contents`, which is streamed and never joined.
 
     What the query does not select is added to `rejected`.
     """
     import duckdb
 
+    order = f"ORDER BY regexp_matches(path, '{VENDORED.pattern}'), package, path"
+    facts = f"SELECT * EXCLUDE content FROM ({query(tables)}) {order}"
     with duckdb.connect() as engine:
-        found = engine.sql(f"SELECT * EXCLUDE content FROM ({query(tables)})")
-        places = found.to_arrow_table().to_pylist()
-        others = engine.sql(query(tables, NOT_SELECTED))
-        rejected += others.to_arrow_table().to_pylist()
-    places.sort(key=lambda place: visit_order(place["package"], place["path"]))
-    places_of = collections.defaultdict(list)
+        places = engine.sql(facts).to_arrow_table().to_pylist()
+        rejected += engine.sql(query(tables, NOT_SELECTED)).fetchall()
+    places_of = defaultdict(list)
     for place in places:
         places_of[place["hash"]].append(place)
     for content in rows_of(tables / "contents.parquet"):
@@ -318,13 +306,13 @@ EMAIL = re.compile(
 )
 
 
-def redact(text: str) -> tuple[str, collections.Counter[str]]:
+def redact(text: str) -> tuple[str, Counter[str]]:
     """The text without e-mail addresses and secrets, and how many of each there were.
 
     >>> redact("ask me@example.org")
     ('ask <e-mail>', Counter({'e-mail': 1}))
     """
-    counts: collections.Counter[str] = collections.Counter()
+    counts: Counter[str] = Counter()
     for kind, sign, rest in SECRETS:
         if sign in text:
             secret = re.compile(sign + rest, re.DOTALL)
@@ -335,7 +323,7 @@ def redact(text: str) -> tuple[str, collections.Counter[str]]:
     return text, +counts
 
 
-def clean(rows: Rows, rejected: list[Row], passed: list[Row]) -> Iterator[Row]:
+def clean(rows: Rows, rejected: Rejected, passed: list[Row]) -> Iterator[Row]:
     """Filter, drop exact duplicates (whitespace aside), redact; `passed` gets facts of the rest."""
     first_paths: dict[bytes, str] = {}
     for row in rows:
@@ -346,7 +334,7 @@ def clean(rows: Rows, rejected: list[Row], passed: list[Row]) -> Iterator[Row]:
         if not reason and key in first_paths:
             reason, detail = "exact duplicate", first_paths[key]
         if reason:
-            rejected.append(rejection(row["package"], row["path"], reason, detail))
+            rejected.append((row["package"], row["path"], reason, detail))
             continue
         first_paths[key] = row["path"]
         facts = {name: row[name] for name in ("package", "path", "hash", "size")}
@@ -357,31 +345,30 @@ def clean(rows: Rows, rejected: list[Row], passed: list[Row]) -> Iterator[Row]:
         yield row
 
 
-def without_repeats(passed: list[Row], rejected: list[Row]) -> list[Row]:
+def without_repeats(passed: list[Row], rejected: Rejected) -> list[Row]:
     """The documents that stay when near duplicates go."""
     gone = repeats(similar_pairs(np.stack([row["signature"] for row in passed])))
     for later, earlier in gone.items():
         row = passed[later]
         path = passed[earlier]["path"]
-        reason = "near duplicate"
-        rejected.append(rejection(row["package"], row["path"], reason, path))
+        rejected.append((row["package"], row["path"], "near duplicate", path))
     return [row for index, row in enumerate(passed) if index not in gone]
 
 
-def split_packages(sizes: dict[str, int], share: float = 0.05) -> dict[str, str]:
+def split_packages(sizes: dict[str, int]) -> dict[str, str]:
     """The split of each package: families by a hash of their name; large ones always train.
 
     >>> sorted(split_packages({"a": 90, "b": 4, "b-two": 1, "c": 5}).items())
     [('a', 'train'), ('b', 'validation'), ('b-two', 'validation'), ('c', 'test')]
     """
-    families = collections.defaultdict(list)
+    families = defaultdict(list)
     for name in sizes:
         family = re.sub("[^a-z].*", "", name)
         families[family].append(name)
     order = sorted(families, key=lambda name: hashlib.sha1(name.encode()).digest())
     splits = dict.fromkeys(sizes, "train")
     for split in ("test", "validation"):
-        room = share * sum(sizes.values())
+        room = sum(sizes.values()) / 20
         for family in order:
             names = families[family]
             size = sum(sizes[name] for name in names)
@@ -406,7 +393,7 @@ def build(trees: list[Tree], folder: Path, shard: int = 16_000_000) -> Row:
         what = "no document passed the filters"
         raise CourseError(what, folder, "choose other sources")
     kept = without_repeats(passed, rejected)
-    sizes: collections.Counter[str] = collections.Counter()
+    sizes: Counter[str] = Counter()
     for row in kept:
         sizes[row["package"]] += row["size"]
     splits = split_packages(sizes)
@@ -416,17 +403,15 @@ def build(trees: list[Tree], folder: Path, shard: int = 16_000_000) -> Row:
         for number, part in enumerate(chunks(rows, shard)):
             write_rows(folder / f"{split}-{number:05}.parquet", "corpus", part)
     spool.unlink()
-    write_rows(folder / "rejected.parquet", "rejected", rejected)
+    reasons = [dict(zip(TABLES["rejected"], facts)) for facts in rejected]
+    write_rows(folder / "rejected.parquet", "rejected", reasons)
     seen = sum(len(tree.paths) + len(tree.rejected) for tree in trees)
     if seen != len(kept) + len(rejected):
-        what = (
-            f"{seen} files seen, but {len(kept)} kept and {len(rejected)} rejected"
-        )
+        what = f"{seen} files seen, {len(kept)} kept, {len(rejected)} rejected"
         raise CourseError(
             what, folder, "report this: one was lost or counted twice"
         )
-    reasons = collections.Counter(row["reason"] for row in rejected)
-    redacted: collections.Counter[str] = collections.Counter()
+    redacted: Counter[str] = Counter()
     for row in passed:
         redacted += row["redacted"]
     return {
@@ -434,6 +419,6 @@ def build(trees: list[Tree], folder: Path, shard: int = 16_000_000) -> Row:
         "kept": len(kept),
         "bytes": sum(sizes.values()),
         "splits": splits,
-        "reasons": dict(reasons.most_common()),
+        "reasons": dict(Counter(row["reason"] for row in reasons).most_common()),
         "redacted": dict(redacted),
     }

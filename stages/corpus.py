@@ -9,7 +9,6 @@ seen is kept, or listed in `rejected` with its reason, and `build` counts both.
 from __future__ import annotations
 
 import hashlib
-import math
 import re
 import zlib
 from collections import Counter, defaultdict
@@ -33,15 +32,15 @@ Rejected = list[tuple[str, str, str, str]]
 SPLITS = ("train", "validation", "test")
 VENDORED = re.compile(r"(^|/)(_?vendor(ed)?|_?extern(s|als?)?|third_party)/")
 
-# The columns of each table, and the types of those that hold no text.
-TABLES = {
-    "files": ["repo_name", "path", "id"],
-    "licenses": ["repo_name", "license"],
-    "contents": ["id", "size", "binary", "content", "copies"],
-    "rejected": ["package", "path", "reason", "detail"],
-    "corpus": ["content", "path", "package", "license", "size", "hash", "copies"],
-}
-TYPES = {"size": pa.int64(), "copies": pa.int64(), "binary": pa.bool_()}
+# The columns of each table.
+TEXT, NUMBER = pa.string(), pa.int64()
+FILES = {"repo_name": TEXT, "path": TEXT, "id": TEXT}
+LICENSES = {"repo_name": TEXT, "license": TEXT}
+CONTENTS = {"id": TEXT, "size": NUMBER, "binary": pa.bool_()}
+CONTENTS |= {"content": TEXT, "copies": NUMBER}
+REJECTED = {"package": TEXT, "path": TEXT, "reason": TEXT, "detail": TEXT}
+CORPUS = {"content": TEXT, "path": TEXT, "package": TEXT, "license": TEXT}
+CORPUS |= {"size": NUMBER, "hash": TEXT, "copies": NUMBER}
 QUERY = """SELECT f.repo_name AS package, f.path, c.content, l.license,
   c.size, c.id AS hash, c.copies
 FROM {files} AS f
@@ -81,10 +80,9 @@ def chunks(rows: Rows, characters: int = 8_000_000) -> Iterator[list[Row]]:
         yield chunk
 
 
-def write_rows(path: Path, table: str, rows: Rows, codec: str = "zstd") -> None:
+def write_rows(path: Path, columns: Row, rows: Rows, codec: str = "zstd") -> None:
     """Write rows as a Parquet file, few of them in memory at a time."""
-    columns = TABLES[table]
-    schema = pa.schema([(name, TYPES.get(name, pa.string())) for name in columns])
+    schema = pa.schema(columns)
     options = {"compression": codec, "use_dictionary": False}
     with pq.ParquetWriter(path, schema, **options) as file:
         for chunk in chunks(rows):
@@ -96,13 +94,10 @@ def rows_of(path: Path) -> Iterator[Row]:
     with pq.ParquetFile(path) as file:
         # Asked for all row groups at once, Arrow would keep what it has read.
         for group in range(file.num_row_groups):
-            for batch in file.iter_batches(256, row_groups=[group]):
-                yield from batch.to_pylist()
+            yield from file.read_row_group(group).to_pylist()
 
 
-def read_texts(
-    corpus: Path, split: str, megabytes: float = math.inf
-) -> Iterator[str]:
+def read_texts(corpus: Path, split: str, megabytes: float = 1e9) -> Iterator[str]:
     """Documents of one split, about so many megabytes of it: a fair sample.
 
     A document is in or out by a checksum of its content: a second pass gives the same documents,
@@ -115,7 +110,7 @@ def read_texts(
         what = f"the corpus has no split {split!r}"
         raise CourseError(what, corpus, "run lesson 03 again")
     sizes = pq.read_table(files, columns=["size"])["size"].to_numpy()
-    limit = min(megabytes * 1e6 / sizes.sum(), 1) * 2**32
+    limit = megabytes * 1e6 / sizes.sum() * 2**32
     for file in files:
         for row in rows_of(file):
             text = row["content"]
@@ -158,15 +153,15 @@ def store(trees: list[Tree], folder: Path) -> Rejected:
             rejected.append((tree.package, path, reason, ""))
     # How often a content occurs is known when all files are read, so contents are written twice.
     spool = folder / "contents.part"
-    write_rows(spool, "contents", contents(), "none")
+    write_rows(spool, CONTENTS, contents(), "none")
     counted = ({**row, "copies": copies[row["id"]]} for row in rows_of(spool))
-    write_rows(folder / "contents.parquet", "contents", counted)
+    write_rows(folder / "contents.parquet", CONTENTS, counted)
     spool.unlink()
-    write_rows(folder / "files.parquet", "files", files)
+    write_rows(folder / "files.parquet", FILES, files)
     licences = [
         {"repo_name": tree.package, "license": tree.licence} for tree in trees
     ]
-    write_rows(folder / "licenses.parquet", "licenses", licences)
+    write_rows(folder / "licenses.parquet", LICENSES, licences)
     return rejected
 
 
@@ -267,8 +262,9 @@ def objection(row: Row, form: Measures) -> tuple[str, str]:
     generated = GENERATED.search("\n".join(head.split("\n")[:5]))
     if generated:
         return "generated", generated[0]
-    if any(form_objection(form)):
-        return form_objection(form)
+    about_form = form_objection(form)
+    if about_form[0]:
+        return about_form
     # By the hash of its content a document is ballast on every machine or on none.
     if int(row["hash"][:8], 16) / 16**8 >= BALLAST_KEPT:
         if TESTS.search(row["path"]):
@@ -345,16 +341,6 @@ def clean(rows: Rows, rejected: Rejected, passed: list[Row]) -> Iterator[Row]:
         yield row
 
 
-def without_repeats(passed: list[Row], rejected: Rejected) -> list[Row]:
-    """The documents that stay when near duplicates go."""
-    gone = repeats(similar_pairs(np.stack([row["signature"] for row in passed])))
-    for later, earlier in gone.items():
-        row = passed[later]
-        path = passed[earlier]["path"]
-        rejected.append((row["package"], row["path"], "near duplicate", path))
-    return [row for index, row in enumerate(passed) if index not in gone]
-
-
 def split_packages(sizes: dict[str, int]) -> dict[str, str]:
     """The split of each package: families by a hash of their name; large ones always train.
 
@@ -388,11 +374,16 @@ def build(trees: list[Tree], folder: Path, shard: int = 16_000_000) -> Row:
     passed: list[Row] = []
     spool = folder / "clean.part"
     cleaned = clean(documents(folder, rejected), rejected, passed)
-    write_rows(spool, "corpus", cleaned, "none")
+    write_rows(spool, CORPUS, cleaned, "none")
     if not passed:
         what = "no document passed the filters"
         raise CourseError(what, folder, "choose other sources")
-    kept = without_repeats(passed, rejected)
+    gone = repeats(similar_pairs(np.stack([row["signature"] for row in passed])))
+    for later, earlier in gone.items():
+        row = passed[later]
+        original = passed[earlier]["path"]
+        rejected.append((row["package"], row["path"], "near duplicate", original))
+    kept = [row for index, row in enumerate(passed) if index not in gone]
     sizes: Counter[str] = Counter()
     for row in kept:
         sizes[row["package"]] += row["size"]
@@ -401,10 +392,10 @@ def build(trees: list[Tree], folder: Path, shard: int = 16_000_000) -> Row:
         hashes = {row["hash"] for row in kept if splits[row["package"]] == split}
         rows = (row for row in rows_of(spool) if row["hash"] in hashes)
         for number, part in enumerate(chunks(rows, shard)):
-            write_rows(folder / f"{split}-{number:05}.parquet", "corpus", part)
+            write_rows(folder / f"{split}-{number:05}.parquet", CORPUS, part)
     spool.unlink()
-    reasons = [dict(zip(TABLES["rejected"], facts)) for facts in rejected]
-    write_rows(folder / "rejected.parquet", "rejected", reasons)
+    reasons = [dict(zip(REJECTED, facts)) for facts in rejected]
+    write_rows(folder / "rejected.parquet", REJECTED, reasons)
     seen = sum(len(tree.paths) + len(tree.rejected) for tree in trees)
     if seen != len(kept) + len(rejected):
         what = f"{seen} files seen, {len(kept)} kept, {len(rejected)} rejected"

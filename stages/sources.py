@@ -69,26 +69,24 @@ def folder_tree(
 ) -> Tree:
     """The source files of a folder. A link to a folder is listed, not followed: it may go back."""
     paths: list[str] = []
-    rejected: dict[str, str] = {}
-
-    def reject(path: str | Path, reason: str) -> None:
-        name = Path(path).relative_to(root).as_posix()
-        rejected[name.encode(errors="backslashreplace").decode()] = reason
-
-    def unreadable(error: OSError) -> None:
-        reject(error.filename, "unreadable")
-
-    for place, folders, names in os.walk(root, onerror=unreadable):
+    refused: list[tuple[str | Path, str]] = []
+    errors: list[OSError] = []
+    for place, folders, names in os.walk(root, onerror=errors.append):
         folders[:] = sorted(set(folders) - set(skip))
         for path in [Path(place, name) for name in folders]:
             if path.is_symlink():
-                reject(path, "link to a folder")
+                refused.append((path, "link to a folder"))
         for path in [Path(place, name) for name in names if name.endswith(SOURCE)]:
             # A name may hold control characters, or bytes that are no text.
             if str(path.relative_to(root)).isprintable():
                 paths.append(path.relative_to(root).as_posix())
             else:
-                reject(path, "name is not plain text")
+                refused.append((path, "name is not plain text"))
+    refused += [(error.filename, "unreadable") for error in errors]
+    rejected = {}
+    for refusal, reason in refused:
+        name = Path(refusal).relative_to(root).as_posix()
+        rejected[name.encode(errors="backslashreplace").decode()] = reason
     return Tree(package, licence, Path(root), sorted(paths), rejected)
 
 

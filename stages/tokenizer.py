@@ -245,21 +245,16 @@ def why_not_bulk(tokenizer: Any) -> str:
         token["lstrip"] + token["rstrip"] + token["single_word"] for token in added
     ):
         return "an added token takes the blanks beside it"
-    clash = find_clash([token["content"] for token in added])
-    if clash:
-        return f"two added tokens may claim the same characters: {clash}"
+    for one, two in itertools.permutations(
+        [token["content"] for token in added], 2
+    ):
+        # overlapping tokens: the programs would not always choose the same one
+        for start in range(len(one)):
+            if two.startswith(one[start:]) or one.startswith(two, start):
+                return f"two added tokens may claim the same characters: {one!r} and {two!r}"
     if tokenizer("")["input_ids"]:
         return "it adds special tokens to every text"
     pairs = recover_merges(read_ranks(tokenizer))
     if [[spell(left), spell(right)] for left, right in pairs] != model["merges"]:
         return "the pairs it joins do not follow from the order of its ids"
-    return ""
-
-
-def find_clash(added: Sequence[str]) -> str:
-    """Two tokens that overlap: the programs would not always choose the same one. Else nothing."""
-    for one, two in itertools.permutations(added, 2):
-        for start in range(len(one)):
-            if two.startswith(one[start:]) or one.startswith(two, start):
-                return f"{one!r} and {two!r}"
     return ""

@@ -20,6 +20,7 @@ from typing import Annotated, Any, Literal
 
 import numpy as np
 import torch
+from numpy.lib.stride_tricks import sliding_window_view
 from pydantic import BaseModel, Field, StringConstraints
 from torch.utils.data import IterableDataset, get_worker_info
 
@@ -209,8 +210,8 @@ class Split:
         tables = []
         for stream in self.streams:
             if len(stream) > block:
-                view = np.lib.stride_tricks.sliding_window_view
-                tables.append(view(stream, block + 1, writeable=True)[::block])
+                view = sliding_window_view(stream, block + 1, writeable=True)
+                tables.append(view[::block])
         return tables
 
     def gather(self, rows: np.ndarray) -> np.ndarray:

@@ -241,13 +241,11 @@ def why_not_bulk(tokenizer: Any) -> str:
         return f"its model is {model['type']}; only BPE, without normalizer or dropout, will do"
     if read_pattern(tokenizer) is None:
         return "it does not cut text by one regular expression into bytes"
-    if any(
-        token["lstrip"] + token["rstrip"] + token["single_word"] for token in added
-    ):
+    beside = ("lstrip", "rstrip", "single_word")
+    if any(token[name] for token in added for name in beside):
         return "an added token takes the blanks beside it"
-    for one, two in itertools.permutations(
-        [token["content"] for token in added], 2
-    ):
+    names = [token["content"] for token in added]
+    for one, two in itertools.permutations(names, 2):
         # overlapping tokens: the programs would not always choose the same one
         for start in range(len(one)):
             if two.startswith(one[start:]) or one.startswith(two, start):

@@ -66,7 +66,8 @@ class StoreHeader(BaseModel, strict=True, extra="forbid"):
 def hash_tokenizer(tokenizer: Any) -> str:
     """A hash of all that decides the ids: not of padding, which a call to a tokenizer changes."""
     state = json.loads(tokenizer.backend_tokenizer.to_str())
-    del state["padding"], state["truncation"]
+    del state["padding"]
+    del state["truncation"]
     return hash_json([state, tokenizer.eos_token_id])
 
 

@@ -8,19 +8,17 @@ seen is kept, or listed in `rejected` with its reason, and `build` counts both.
 
 from __future__ import annotations
 
-import collections
 import hashlib
 import re
 import zlib
+from collections import Counter, defaultdict
 from collections.abc import Iterable, Iterator
-from dataclasses import dataclass, field
 from fnmatch import fnmatchcase
 from pathlib import Path
 from typing import Any, NamedTuple
 
 import numpy as np
 import pyarrow as pa
-import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
 from stages.near_duplicates import repeats, signature, similar_pairs, word_hashes
@@ -28,17 +26,21 @@ from stages.sources import Tree, blob_id, opted_out, permissive, read_file
 from utils.errors import CourseError
 
 Row = dict[str, Any]
+Rows = Iterable[Row]
+# Package, path, reason, detail.
+Rejected = list[tuple[str, str, str, str]]
 SPLITS = ("train", "validation", "test")
 VENDORED = re.compile(r"(^|/)(_?vendor(ed)?|_?extern(s|als?)?|third_party)/")
 
-# The columns of each table; one without a type holds text.
-TABLES = {
-    "files": "repo_name path id",
-    "licenses": "repo_name license",
-    "contents": "id size:int64 binary:bool content copies:int64",
-    "rejected": "package path reason detail",
-    "corpus": "content path package license size:int64 hash copies:int64",
-}
+# The columns of each table.
+TEXT, NUMBER = pa.string(), pa.int64()
+FILES = {"repo_name": TEXT, "path": TEXT, "id": TEXT}
+LICENSES = {"repo_name": TEXT, "license": TEXT}
+CONTENTS = {"id": TEXT, "size": NUMBER, "binary": pa.bool_()}
+CONTENTS |= {"content": TEXT, "copies": NUMBER}
+REJECTED = {"package": TEXT, "path": TEXT, "reason": TEXT, "detail": TEXT}
+CORPUS = {"content": TEXT, "path": TEXT, "package": TEXT, "license": TEXT}
+CORPUS |= {"size": NUMBER, "hash": TEXT, "copies": NUMBER}
 QUERY = """SELECT f.repo_name AS package, f.path, c.content, l.license,
   c.size, c.id AS hash, c.copies
 FROM {files} AS f
@@ -57,24 +59,14 @@ def query(tables: Path | None = None, template: str = QUERY) -> str:
     >>> query(Path("here")).splitlines()[2]
     "FROM 'here/files.parquet' AS f"
     """
-    places = {}
-    for name in ("files", "contents", "licenses"):
-        places[name] = f"`bigquery-public-data.github_repos.{name}`"
-        if tables is not None:
-            path = (tables / f"{name}.parquet").as_posix().replace("'", "''")
-            places[name] = f"'{path}'"
-    return template.format(**places)
+    before, after = "`bigquery-public-data.github_repos.", "`"
+    if tables is not None:
+        folder = tables.as_posix().replace("'", "''")
+        before, after = f"'{folder}/", ".parquet'"
+    return re.sub("{(.*?)}", lambda table: before + table[1] + after, template)
 
 
-def schema_of(table: str) -> pa.Schema:
-    """The Arrow schema of one of `TABLES`."""
-    columns = [column.partition(":") for column in TABLES[table].split()]
-    return pa.schema(
-        [(name, pa.type_for_alias(kind or "string")) for name, _, kind in columns]
-    )
-
-
-def chunks(rows: Iterable[Row], characters: int = 8_000_000) -> Iterator[list[Row]]:
+def chunks(rows: Rows, characters: int = 8_000_000) -> Iterator[list[Row]]:
     """Lists of rows that hold about so many characters of content each."""
     chunk: list[Row] = []
     size = 0
@@ -88,148 +80,109 @@ def chunks(rows: Iterable[Row], characters: int = 8_000_000) -> Iterator[list[Ro
         yield chunk
 
 
-def write_rows(
-    path: Path, table: str, rows: Iterable[Row], codec: str = "zstd"
-) -> None:
+def write_rows(path: Path, columns: Row, rows: Rows, codec: str = "zstd") -> None:
     """Write rows as a Parquet file, few of them in memory at a time."""
-    schema = schema_of(table)
-    with pq.ParquetWriter(
-        path, schema, compression=codec, use_dictionary=False
-    ) as file:
+    schema = pa.schema(columns)
+    options = {"compression": codec, "use_dictionary": False}
+    with pq.ParquetWriter(path, schema, **options) as file:
         for chunk in chunks(rows):
             file.write_batch(pa.RecordBatch.from_pylist(chunk, schema))
 
 
-def rows_of(
-    path: Path, column: str = "", values: Iterable[str] = ()
-) -> Iterator[Row]:
-    """The rows of a Parquet file, or those whose `column` has one of some values."""
-    wanted = pa.array(list(values), pa.string())
+def rows_of(path: Path) -> Iterator[Row]:
+    """The rows of a Parquet file, few of them in memory at a time."""
     with pq.ParquetFile(path) as file:
         # Asked for all row groups at once, Arrow would keep what it has read.
         for group in range(file.num_row_groups):
-            for batch in file.iter_batches(256, row_groups=[group]):
-                if column:
-                    batch = batch.filter(pc.is_in(batch[column], wanted))
-                yield from batch.to_pylist()
+            yield from file.read_row_group(group).to_pylist()
 
 
-def read_texts(
-    corpus: Path, split: str, megabytes: float = float("inf")
-) -> Iterator[str]:
+def read_texts(corpus: Path, split: str, megabytes: float = 1e9) -> Iterator[str]:
     """Documents of one split, about so many megabytes of it: a fair sample.
 
-    A document is in or out by a checksum of its content: nothing is shuffled or held in memory, a
-    second pass gives the same documents, and a larger sample contains the smaller one.
+    A document is in or out by a checksum of its content: a second pass gives the same documents,
+    and a larger sample contains the smaller one.
 
     >>> texts = list(read_texts(lesson.need("corpus"), "train", 2))    # doctest: +SKIP
     """
     files = sorted(corpus.glob(f"{split}-*.parquet"))
     if not files:
-        raise CourseError(
-            f"the corpus has no split {split!r}", corpus, "run lesson 03 again"
-        )
+        what = f"the corpus has no split {split!r}"
+        raise CourseError(what, corpus, "run lesson 03 again")
     sizes = pq.read_table(files, columns=["size"])["size"].to_numpy()
-    limit = min(megabytes * 1e6 / sizes.sum(), 1) * 2**32
+    limit = megabytes * 1e6 / sizes.sum() * 2**32
     for file in files:
-        for batch in pq.ParquetFile(file).iter_batches(256, columns=["content"]):
-            for text in batch["content"].to_pylist():
-                if zlib.crc32(text.encode()) < limit:
-                    yield text
+        for row in rows_of(file):
+            text = row["content"]
+            if zlib.crc32(text.encode()) < limit:
+                yield text
 
 
-def rejection(package: str, path: str, reason: str, detail: str = "") -> Row:
-    """A row of the table `rejected`."""
-    return {"package": package, "path": path, "reason": reason, "detail": detail}
-
-
-def store(trees: list[Tree], folder: Path) -> list[Row]:
+def store(trees: list[Tree], folder: Path) -> Rejected:
     """Write `files`, `contents` and `licenses`, each content once; return what was unreadable."""
-    repeated = collections.Counter(tree.package for tree in trees).most_common(1)
-    if (
-        repeated and repeated[0][1] > 1
-    ):  # the query would give each of its files twice
-        what = f"two trees are called {repeated[0][0]}"
-        raise CourseError(what, folder, "give each tree its own name")
+    for package, count in Counter(t.package for t in trees).items():
+        if count > 1:  # the query would give each of its files twice
+            what = f"two trees are called {package}"
+            raise CourseError(what, folder, "give each tree its own name")
     files: list[Row] = []
-    rejected: list[Row] = []
-    copies: collections.Counter[str] = collections.Counter()
-    for tree in trees:
-        rejected += [
-            rejection(tree.package, path, why)
-            for path, why in tree.rejected.items()
-        ]
+    rejected: Rejected = []
+    copies: Counter[str] = Counter()
 
     def contents() -> Iterator[Row]:
-        places = [
-            (tree.package, path, tree.root) for tree in trees for path in tree.paths
-        ]
-        # Vendored copies last: of two equal files the original is the first.
-        places.sort(key=lambda place: (bool(VENDORED.search(place[1])), place))
-        for package, path, root in places:
+        places = []
+        for tree in trees:
+            for path in tree.paths:
+                # Vendored copies last: of two equal files the original is the first.
+                vendored = bool(VENDORED.search(path))
+                places.append((vendored, tree.package, path, tree.root))
+        for _, package, path, root in sorted(places):
             data, reason = read_file(root / path)
             if reason:
-                rejected.append(rejection(package, path, reason))
+                rejected.append((package, path, reason, ""))
                 continue
             blob = blob_id(data)
-            binary = b"\0" in data
             files.append({"repo_name": package, "path": path, "id": blob})
             copies[blob] += 1
             if copies[blob] == 1:
-                text = None if binary else data.decode()
-                yield {
-                    "id": blob,
-                    "size": len(data),
-                    "binary": binary,
-                    "content": text,
-                }
+                row: Row = {"id": blob, "size": len(data), "binary": b"\0" in data}
+                row["content"] = None if row["binary"] else data.decode()
+                yield row
 
-    def counted(path: Path) -> Iterator[Row]:
-        for row in rows_of(path):
-            row["copies"] = copies[row["id"]]
-            yield row
-
+    for tree in trees:
+        for path, reason in tree.rejected.items():
+            rejected.append((tree.package, path, reason, ""))
     # How often a content occurs is known when all files are read, so contents are written twice.
     spool = folder / "contents.part"
-    write_rows(spool, "contents", contents(), "none")
-    write_rows(folder / "contents.parquet", "contents", counted(spool))
+    write_rows(spool, CONTENTS, contents(), "none")
+    counted = ({**row, "copies": copies[row["id"]]} for row in rows_of(spool))
+    write_rows(folder / "contents.parquet", CONTENTS, counted)
     spool.unlink()
+    write_rows(folder / "files.parquet", FILES, files)
     licences = [
         {"repo_name": tree.package, "license": tree.licence} for tree in trees
     ]
-    write_rows(folder / "files.parquet", "files", files)
-    write_rows(folder / "licenses.parquet", "licenses", licences)
+    write_rows(folder / "licenses.parquet", LICENSES, licences)
     return rejected
 
 
-def documents(tables: Path, rejected: list[Row]) -> Iterator[Row]:
+def documents(tables: Path, rejected: Rejected) -> Iterator[Row]:
     """The rows of the query in the order of `contents`, which is streamed and never joined.
 
     What the query does not select is added to `rejected`.
     """
     import duckdb
 
-    columns = schema_of("corpus").names[1:]
+    order = f"ORDER BY regexp_matches(path, '{VENDORED.pattern}'), package, path"
+    facts = f"SELECT * EXCLUDE content FROM ({query(tables)}) {order}"
     with duckdb.connect() as engine:
-        selected = engine.sql(
-            f"SELECT {', '.join(columns)} FROM ({query(tables)})"
-        ).fetchall()
-        for facts in engine.sql(query(tables, NOT_SELECTED)).fetchall():
-            rejected.append(rejection(*facts))
-    places = [dict(zip(columns, values)) for values in selected]
-    places.sort(
-        key=lambda row: (
-            bool(VENDORED.search(row["path"])),
-            row["package"],
-            row["path"],
-        )
-    )
-    places_of = collections.defaultdict(list)
-    for row in places:
-        places_of[row["hash"]].append(row)
-    for content in rows_of(tables / "contents.parquet", "id", list(places_of)):
-        for row in places_of.pop(content["id"]):
-            yield {"content": content["content"], **row}
+        places = engine.sql(facts).to_arrow_table().to_pylist()
+        rejected += engine.sql(query(tables, NOT_SELECTED)).fetchall()
+    places_of = defaultdict(list)
+    for place in places:
+        places_of[place["hash"]].append(place)
+    for content in rows_of(tables / "contents.parquet"):
+        for place in places_of.pop(content["id"], []):
+            yield {"content": content["content"], **place}
 
 
 COPYLEFT = re.compile(r"General Public|Mozilla Public|GPLv|GPL-")
@@ -237,7 +190,7 @@ GENERATED = re.compile(
     r"(?i)auto-?generated|automatically[ -]generated|do not edit|generated (by|from|automatically)"
 )
 TESTS = re.compile(
-    r"(^|/)(tests?|testing)/|(^|/)(test_[^/]*|conftest)\.py$|_test\.py$"
+    r"(^|/)((tests?|testing)/|(test_[^/]*|conftest)\.py$)|_test\.py$"
 )
 SETTINGS = re.compile(r"(^|/)(conf|configs?|settings|setup|configuration_\w*)\.py$")
 BALLAST_KEPT = 0.3
@@ -272,21 +225,16 @@ def measure(data: bytes) -> Measures:
     lines = np.diff(breaks, prepend=-1, append=len(codes)) - 1
     kinds = KINDS[codes]
     counts = np.bincount(kinds, minlength=5)
-    letters = (
-        counts[LOWER]
-        + counts[UPPER]
-        + counts[DIGIT]
-        - np.count_nonzero(codes == ord("_"))
-    )
+    underscores = np.count_nonzero(codes == ord("_"))
+    letters = counts[[LOWER, UPPER, DIGIT]].sum() - underscores
     other_kind = kinds[1:] != kinds[:-1]
     other_sign = (kinds[1:] == SIGN) & (codes[1:] != codes[:-1])
     begins = (other_kind | other_sign) & (kinds[1:] != SPACE)
     pieces = 1 + int(np.count_nonzero(begins))
-    mean_line = round(float(lines.mean()), 3)
+    longest = int(lines.max())
+    mean = round(float(lines.mean()), 3)
     share = round(float(letters / len(codes)), 3)
-    return Measures(
-        int(lines.max()), mean_line, share, round(len(codes) / pieces, 3)
-    )
+    return Measures(longest, mean, share, round(len(codes) / pieces, 3))
 
 
 def form_objection(form: Measures) -> tuple[str, str]:
@@ -305,19 +253,18 @@ def objection(row: Row, form: Measures) -> tuple[str, str]:
     if not permissive(row["license"]):
         return "licence", row["license"]
     for pattern in opted_out():
-        if fnmatchcase(row["package"], pattern) or fnmatchcase(
-            row["path"], pattern
-        ):
+        if any(fnmatchcase(row[name], pattern) for name in ("package", "path")):
             return "opted out", pattern
-    copyleft = COPYLEFT.search(row["content"][:2000])
+    head = row["content"][:2000]
+    copyleft = COPYLEFT.search(head)
     if copyleft:
         return "copyleft header", copyleft[0]
-    first_lines = row["content"][:2000].split("\n")[:5]
-    generated = GENERATED.search("\n".join(first_lines))
+    generated = GENERATED.search("\n".join(head.split("\n")[:5]))
     if generated:
         return "generated", generated[0]
-    if any(form_objection(form)):
-        return form_objection(form)
+    about_form = form_objection(form)
+    if about_form[0]:
+        return about_form
     # By the hash of its content a document is ballast on every machine or on none.
     if int(row["hash"][:8], 16) / 16**8 >= BALLAST_KEPT:
         if TESTS.search(row["path"]):
@@ -332,17 +279,14 @@ PRIVATE_KEY = (
     r"[A-Z ]{0,40}PRIVATE KEY(?: BLOCK)?-----(?:(?!-----).)*"
     r"-----END [A-Z ]{0,40}PRIVATE KEY(?: BLOCK)?-----"
 )
+MODEL_KEY = r"(?<![\w-]sk-)(?=[\w-]{0,80}[0-9])(?=[\w-]{0,80}[A-Z])[\w-]{20,}"
 SECRETS = [
     ("aws-key", "AKIA", r"[0-9A-Z]{16}\b"),
     ("aws-key", "ASIA", r"[0-9A-Z]{16}\b"),
     ("github-token", "gh", r"[pousr]_[A-Za-z0-9]{36,}"),
     ("github-token", "github_pat_", r"\w{40,}"),
     ("hub-token", "hf_", r"[A-Za-z0-9]{30,}"),
-    (
-        "model-key",
-        "sk-",
-        r"(?<![\w-]sk-)(?=[\w-]{0,80}[0-9])(?=[\w-]{0,80}[A-Z])[\w-]{20,}",
-    ),
+    ("model-key", "sk-", MODEL_KEY),
     ("slack-token", "xox", r"[abprs]-[A-Za-z0-9-]{10,}"),
     ("google-key", "AIza", r"[\w-]{35}"),
     ("web-token", "eyJ", r"(?<![\w-]eyJ)[\w-]{10,}\.eyJ[\w-]{10,}\.[\w-]+"),
@@ -358,85 +302,59 @@ EMAIL = re.compile(
 )
 
 
-def redact(text: str) -> tuple[str, collections.Counter[str]]:
+def redact(text: str) -> tuple[str, Counter[str]]:
     """The text without e-mail addresses and secrets, and how many of each there were.
 
     >>> redact("ask me@example.org")
     ('ask <e-mail>', Counter({'e-mail': 1}))
     """
-    counts: collections.Counter[str] = collections.Counter()
+    counts: Counter[str] = Counter()
     for kind, sign, rest in SECRETS:
         if sign in text:
-            text, count = re.subn(
-                sign + rest, f"{sign}<{kind}>", text, flags=re.DOTALL
-            )
+            secret = re.compile(sign + rest, re.DOTALL)
+            text, count = secret.subn(f"{sign}<{kind}>", text)
             counts[kind] += count
     if MAYBE_EMAIL.search(text):
         text, counts["e-mail"] = EMAIL.subn("<e-mail>", text)
     return text, +counts
 
 
-@dataclass
-class Cleaner:
-    """Takes documents, gives those that stay; remembers the signature and the names of each."""
-
-    rejected: list[Row]
-    signatures: list[np.ndarray] = field(default_factory=list)
-    names: list[Row] = field(default_factory=list)
-    redacted: collections.Counter[str] = field(default_factory=collections.Counter)
-    first_paths: dict[bytes, str] = field(default_factory=dict)
-
-    def clean(self, rows: Iterable[Row]) -> Iterator[Row]:
-        """Filter, drop exact duplicates (whitespace aside), redact."""
-        for row in rows:
-            data = row["content"].encode()
-            bare = data.translate(None, b" \t\n\r\f\v")
-            key = hashlib.blake2b(bare, digest_size=12).digest()
-            reason, detail = objection(row, measure(data))
-            if not reason and key in self.first_paths:
-                reason, detail = "exact duplicate", self.first_paths[key]
-            if reason:
-                self.rejected.append(
-                    rejection(row["package"], row["path"], reason, detail)
-                )
-                continue
-            self.first_paths[key] = row["path"]
-            self.signatures.append(signature(word_hashes(data)))
-            self.names.append(
-                {name: row[name] for name in ("package", "path", "hash", "size")}
-            )
-            row["content"], counts = redact(row["content"])
-            self.redacted += counts
-            yield row
-
-    def without_repeats(self) -> list[Row]:
-        """The names of the documents that stay when near duplicates go."""
-        gone = repeats(similar_pairs(np.stack(self.signatures)))
-        for later, earlier in gone.items():
-            row = self.names[later]
-            path = self.names[earlier]["path"]
-            self.rejected.append(
-                rejection(row["package"], row["path"], "near duplicate", path)
-            )
-        return [row for index, row in enumerate(self.names) if index not in gone]
+def clean(rows: Rows, rejected: Rejected, passed: list[Row]) -> Iterator[Row]:
+    """Filter, drop exact duplicates (whitespace aside), redact; `passed` gets facts of the rest."""
+    first_paths: dict[bytes, str] = {}
+    for row in rows:
+        data = row["content"].encode()
+        bare = data.translate(None, b" \t\n\r\f\v")
+        key = hashlib.blake2b(bare, digest_size=12).digest()
+        reason, detail = objection(row, measure(data))
+        if not reason and key in first_paths:
+            reason, detail = "exact duplicate", first_paths[key]
+        if reason:
+            rejected.append((row["package"], row["path"], reason, detail))
+            continue
+        first_paths[key] = row["path"]
+        facts = {name: row[name] for name in ("package", "path", "hash", "size")}
+        row["content"], counts = redact(row["content"])
+        facts["redacted"] = counts
+        facts["signature"] = signature(word_hashes(data))
+        passed.append(facts)
+        yield row
 
 
-def split_packages(sizes: dict[str, int], share: float = 0.05) -> dict[str, str]:
+def split_packages(sizes: dict[str, int]) -> dict[str, str]:
     """The split of each package: families by a hash of their name; large ones always train.
 
     >>> sorted(split_packages({"a": 90, "b": 4, "b-two": 1, "c": 5}).items())
     [('a', 'train'), ('b', 'validation'), ('b-two', 'validation'), ('c', 'test')]
     """
-    families = collections.defaultdict(list)
+    families = defaultdict(list)
     for name in sizes:
         family = re.sub("[^a-z].*", "", name)
         families[family].append(name)
-    order = sorted(
-        families, key=lambda family: hashlib.sha1(family.encode()).digest()
-    )
+    order = sorted(families, key=lambda name: hashlib.sha1(name.encode()).digest())
     splits = dict.fromkeys(sizes, "train")
     for split in ("test", "validation"):
-        room = share * sum(sizes.values())
+        room = sum(sizes.values()) / 20
         for family in order:
             names = families[family]
             size = sum(sizes[name] for name in names)
@@ -448,47 +366,50 @@ def split_packages(sizes: dict[str, int], share: float = 0.05) -> dict[str, str]
 
 def build(trees: list[Tree], folder: Path, shard: int = 16_000_000) -> Row:
     """Make the whole corpus in an empty `folder`; returns what was seen, kept, rejected and why."""
-    if any(
-        folder.glob("*.parquet")
-    ):  # old shards would be taken for a part of this corpus
-        raise CourseError(
-            "there is a corpus here already", folder, "build in an empty folder"
-        )
+    # Old shards would be taken for a part of this corpus.
+    if any(folder.glob("*.parquet")):
+        what = "there is a corpus here already"
+        raise CourseError(what, folder, "build in an empty folder")
     rejected = store(trees, folder)
-    cleaner = Cleaner(rejected)
+    passed: list[Row] = []
     spool = folder / "clean.part"
-    write_rows(spool, "corpus", cleaner.clean(documents(folder, rejected)), "none")
-    if not cleaner.names:
-        raise CourseError(
-            "no document passed the filters", folder, "choose other sources"
-        )
-    kept = cleaner.without_repeats()
-    sizes: collections.Counter[str] = collections.Counter()
+    cleaned = clean(documents(folder, rejected), rejected, passed)
+    write_rows(spool, CORPUS, cleaned, "none")
+    if not passed:
+        what = "no document passed the filters"
+        raise CourseError(what, folder, "choose other sources")
+    gone = repeats(similar_pairs(np.stack([row["signature"] for row in passed])))
+    for later, earlier in gone.items():
+        row = passed[later]
+        original = passed[earlier]["path"]
+        rejected.append((row["package"], row["path"], "near duplicate", original))
+    kept = [row for index, row in enumerate(passed) if index not in gone]
+    sizes: Counter[str] = Counter()
     for row in kept:
         sizes[row["package"]] += row["size"]
     splits = split_packages(sizes)
     for split in SPLITS:
-        hashes = [row["hash"] for row in kept if splits[row["package"]] == split]
-        for number, rows in enumerate(
-            chunks(rows_of(spool, "hash", hashes), shard)
-        ):
-            write_rows(folder / f"{split}-{number:05}.parquet", "corpus", rows)
+        hashes = {row["hash"] for row in kept if splits[row["package"]] == split}
+        rows = (row for row in rows_of(spool) if row["hash"] in hashes)
+        for number, part in enumerate(chunks(rows, shard)):
+            write_rows(folder / f"{split}-{number:05}.parquet", CORPUS, part)
     spool.unlink()
-    write_rows(folder / "rejected.parquet", "rejected", rejected)
+    reasons = [dict(zip(REJECTED, facts)) for facts in rejected]
+    write_rows(folder / "rejected.parquet", REJECTED, reasons)
     seen = sum(len(tree.paths) + len(tree.rejected) for tree in trees)
     if seen != len(kept) + len(rejected):
-        what = (
-            f"{seen} files seen, but {len(kept)} kept and {len(rejected)} rejected"
-        )
+        what = f"{seen} files seen, {len(kept)} kept, {len(rejected)} rejected"
         raise CourseError(
-            what, folder, "report this: a file has been lost or counted twice"
+            what, folder, "report this: one was lost or counted twice"
         )
-    reasons = collections.Counter(row["reason"] for row in rejected)
+    redacted: Counter[str] = Counter()
+    for row in passed:
+        redacted += row["redacted"]
     return {
         "seen": seen,
         "kept": len(kept),
         "bytes": sum(sizes.values()),
         "splits": splits,
-        "reasons": dict(reasons.most_common()),
-        "redacted": dict(cleaner.redacted),
+        "reasons": dict(Counter(row["reason"] for row in reasons).most_common()),
+        "redacted": dict(redacted),
     }

@@ -1,9 +1,8 @@
 """Near duplicates by MinHash: documents become sets of words, sets become signatures, by NumPy.
 
 Words are hashed without being cut out: with `H` the running sum of `byte * P**position` modulo
-2**64, the hash of a word is `(H[end] - H[start]) / P**start`, and an odd `P` can be divided by. A
-signature keeps the least of each of 128 hashes of a set: two sets agree in a share of places close
-to their Jaccard similarity. Bands of 8 places find the pairs that are worth comparing.
+2**64, the hash of a word is `(H[end] - H[start]) / P**start`, and an odd `P` can be divided by. Two
+signatures agree in a share of places close to the Jaccard similarity of their sets.
 """
 
 from __future__ import annotations
@@ -14,10 +13,16 @@ from collections.abc import Iterable, Sequence
 
 import numpy as np
 
+Pair = tuple[int, int, float]
 # Places of a signature, and how many in a row must agree before two signatures are compared.
 WIDTH = 128
 BAND = 8
 ODD = np.uint64(0x9E3779B97F4A7C15)
+# Odd 64-bit factors, and offsets: with 32-bit factors the hashes would all rank words alike.
+FACTORS, OFFSETS = np.random.default_rng(1).integers(
+    0, 2**64, (2, WIDTH, 1), np.uint64
+)
+FACTORS = FACTORS | np.uint64(1)
 IN_WORD = np.zeros(256, bool)
 IN_WORD[list((string.ascii_letters + string.digits + "_").encode())] = True
 IN_WORD[128:] = True
@@ -77,14 +82,6 @@ def shingles(hashes: np.ndarray, length: int) -> np.ndarray:
     return combine([hashes[offset : offset + count] for offset in range(length)])
 
 
-@functools.cache
-def multipliers(seed: int = 1) -> tuple[np.ndarray, np.ndarray]:
-    """Odd 64-bit factors and offsets: with 32-bit ones the hashes would all rank words alike."""
-    rng = np.random.default_rng(seed)
-    factors, offsets = rng.integers(0, 2**64, (2, WIDTH, 1), np.uint64)
-    return factors | np.uint64(1), offsets
-
-
 def signature(hashes: np.ndarray) -> np.ndarray:
     """The least of each of 128 hashes over a set: 512 bytes, whatever the size of the document.
 
@@ -93,14 +90,13 @@ def signature(hashes: np.ndarray) -> np.ndarray:
     >>> bool((one == two).all())
     True
     """
-    factors, offsets = multipliers()
     hashes = np.sort(hashes)
     # Each word once; `np.unique` would take three times as long.
     first = np.flatnonzero(hashes[1:] != hashes[:-1]) + 1
     hashes = np.concatenate([hashes[:1], hashes[first]])
     least = np.full(WIDTH, 2**32 - 1, np.uint32)
     for start in range(0, len(hashes), 512):
-        block = (hashes[start : start + 512] * factors + offsets) >> np.uint64(32)
+        block = (hashes[start : start + 512] * FACTORS + OFFSETS) >> np.uint64(32)
         least = np.minimum(least, block.min(axis=1).astype(np.uint32))
     return least
 
@@ -108,8 +104,8 @@ def signature(hashes: np.ndarray) -> np.ndarray:
 def candidates(band: np.ndarray) -> np.ndarray:
     """Rows (later, earlier) of documents whose places in a band are all equal: a bucket.
 
-    Of each bucket every document is paired with the first one and with the one before it, not with
-    all others: a bucket of a thousand copies then costs two thousand pairs, not half a million.
+    Of each bucket every document is paired with the first one and with the one before it: a bucket
+    of a thousand copies then costs two thousand pairs, not half a million.
 
     >>> candidates(np.array([[7], [5], [7], [7]])).tolist()
     [[2, 0], [3, 0], [2, 0], [3, 2]]
@@ -121,32 +117,27 @@ def candidates(band: np.ndarray) -> np.ndarray:
     later = order[places]
     first = order[np.searchsorted(ranked, ranked[places])]
     before = order[places - 1]
-    return np.concatenate(
-        [np.stack([later, first], axis=1), np.stack([later, before], axis=1)]
-    )
+    pairs = [np.stack([later, first], 1), np.stack([later, before], 1)]
+    return np.concatenate(pairs)
 
 
-def similar_pairs(
-    signatures: np.ndarray, threshold: float = 0.85
-) -> list[tuple[int, int, float]]:
-    """Pairs (later, earlier, similarity) of signatures that agree in at least that share of places.
+def similar_pairs(signatures: np.ndarray) -> list[Pair]:
+    """Pairs (later, earlier, similarity) of signatures that agree in 85% of their places or more.
 
-    Not every such pair: of documents that agree in a band, each is compared with the first of them
-    and with the one before it (see `candidates`). A pair missed there mostly meets in another band.
+    Only `candidates` are compared. A pair missed in one band mostly meets in another.
     """
     bands = [signatures[:, start : start + BAND] for start in range(0, WIDTH, BAND)]
-    compared = np.unique(
-        np.concatenate([candidates(band) for band in bands]), axis=0
-    )
+    found = np.concatenate([candidates(band) for band in bands])
+    compared = np.unique(found, axis=0)
     pairs = []
     for later, earlier in compared.tolist():
         similarity = float((signatures[later] == signatures[earlier]).mean())
-        if similarity >= threshold:
+        if similarity >= 0.85:
             pairs.append((later, earlier, similarity))
     return pairs
 
 
-def repeats(pairs: Iterable[tuple[int, int, float]]) -> dict[int, int]:
+def repeats(pairs: Iterable[Pair]) -> dict[int, int]:
     """Which rows go, and the earlier one each repeats: one that stays, so that no chain forms.
 
     >>> repeats([(1, 0, 0.9), (2, 1, 0.9)])

@@ -9,6 +9,7 @@ import importlib.metadata
 import os
 import re
 import sysconfig
+import tomllib
 from collections.abc import Iterable
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -40,24 +41,15 @@ class Tree:
 
 def environment() -> list[Tree]:
     """The standard library (without its tests, which not every Python ships) and every package."""
-    skip = {
-        "site-packages",
-        "dist-packages",
-        "test",
-        "tests",
-        "idle_test",
-        "__pycache__",
-    }
-    trees = [
-        folder_tree(Path(sysconfig.get_path("stdlib")), "python", "PSF-2.0", skip)
-    ]
-    installed = {}
+    skip = ["site-packages", "dist-packages", "test", "tests", "idle_test"]
+    library = Path(sysconfig.get_path("stdlib"))
+    trees = {}
     for package in importlib.metadata.distributions():
         if package.metadata["Name"]:
-            installed[package.metadata["Name"].lower()] = package
-    return trees + [
-        distribution_tree(name, installed[name]) for name in sorted(installed)
-    ]
+            name = package.metadata["Name"].lower()
+            trees[name] = distribution_tree(name, package)
+    packages = [trees[name] for name in sorted(trees)]
+    return [folder_tree(library, "python", "PSF-2.0", skip), *packages]
 
 
 def distribution_tree(name: str, package: importlib.metadata.Distribution) -> Tree:
@@ -65,11 +57,8 @@ def distribution_tree(name: str, package: importlib.metadata.Distribution) -> Tr
     paths = set()
     for file in package.files or []:
         path = file.as_posix()
-        if (
-            path.endswith(SOURCE)
-            and path.isprintable()
-            and not path.startswith(("..", "/"))
-        ):
+        outside = path.startswith(("..", "/"))
+        if path.endswith(SOURCE) and path.isprintable() and not outside:
             paths.add(path)
     root = Path(str(package.locate_file("")))
     return Tree(name, licence_of(package.metadata), root, sorted(paths))
@@ -80,73 +69,31 @@ def folder_tree(
 ) -> Tree:
     """The source files of a folder. A link to a folder is listed, not followed: it may go back."""
     paths: list[str] = []
-    rejected: dict[str, str] = {}
-
-    def reject(place: str, reason: str) -> None:
-        name = os.path.relpath(place, root).replace(os.sep, "/")
-        rejected[name.encode(errors="backslashreplace").decode()] = reason
-
-    for place, folders, names in os.walk(
-        root, onerror=lambda e: reject(e.filename, "unreadable")
-    ):
+    refused: list[tuple[str | Path, str]] = []
+    errors: list[OSError] = []
+    for place, folders, names in os.walk(root, onerror=errors.append):
         folders[:] = sorted(set(folders) - set(skip))
-        for name in folders:
-            if os.path.islink(os.path.join(place, name)):
-                reject(os.path.join(place, name), "link to a folder")
-        for name in names:
-            path = Path(place, name).relative_to(root).as_posix()
-            if not name.endswith(SOURCE):
-                continue
+        for path in [Path(place, name) for name in folders]:
+            if path.is_symlink():
+                refused.append((path, "link to a folder"))
+        for path in [Path(place, name) for name in names if name.endswith(SOURCE)]:
             # A name may hold control characters, or bytes that are no text.
-            if path.isprintable():
-                paths.append(path)
+            if str(path.relative_to(root)).isprintable():
+                paths.append(path.relative_to(root).as_posix())
             else:
-                reject(os.path.join(place, name), "name is not plain text")
+                refused.append((path, "name is not plain text"))
+    refused += [(error.filename, "unreadable") for error in errors]
+    rejected = {}
+    for refusal, reason in refused:
+        name = Path(refusal).relative_to(root).as_posix()
+        rejected[name.encode(errors="backslashreplace").decode()] = reason
     return Tree(package, licence, Path(root), sorted(paths), rejected)
 
 
-# SPDX names, and BSD where a package does not say which of its forms.
-PERMISSIVE = {
-    "MIT",
-    "MIT-0",
-    "MIT-CMU",
-    "X11",
-    "HPND",
-    "BSD",
-    "BSD-2-Clause",
-    "BSD-3-Clause",
-}
-PERMISSIVE |= {
-    "0BSD",
-    "ISC",
-    "Apache-2.0",
-    "PSF-2.0",
-    "Python-2.0",
-    "CNRI-Python",
-    "Zlib",
-}
-PERMISSIVE |= {"Unlicense", "CC0-1.0", "BSL-1.0"}
-# What classifiers and short texts call a licence: small letters, no comma, no `the`, no `license`.
-SPELLINGS = {
-    "Apache-2.0": "apache; apache software; apache 2; apache 2.0; apache version 2.0; apache v2.0",
-    "BSD": "bsd; new bsd; modified bsd; simplified bsd",
-    "BSD-2-Clause": "bsd 2-clause; 2-clause bsd",
-    "BSD-3-Clause": "bsd 3-clause; 3-clause bsd",
-    "BSL-1.0": "boost software 1.0 (bsl-1.0)",
-    "CC0-1.0": "cc0 1.0 universal (cc0 1.0) public domain dedication",
-    "HPND": "historical permission notice and disclaimer (hpnd)",
-    "ISC": "isc (iscl); iscl",
-    "MIT-0": "mit no attribution (mit-0); mit no attribution",
-    "MPL-2.0": "mpl 2.0; mozilla public 2.0 (mpl 2.0)",
-    "PSF-2.0": "python software foundation; psf",
-    "Unlicense": "unlicense (unlicense)",
-    "Zlib": "zlib/libpng",
-}
-SPDX_OF = {
-    text: name for name, texts in SPELLINGS.items() for text in texts.split("; ")
-}
-
-
+FOLDER = Path(__file__).parent
+LICENCES = tomllib.loads((FOLDER / "licences.toml").read_text(encoding="utf-8"))
+PERMISSIVE = set(LICENCES["permissive"])
+SPDX_OF = LICENCES["spellings"]
 # Reads licence expressions, and knows the names of the SPDX list.
 spdx = functools.cache(license_expression.get_spdx_licensing)
 
@@ -186,13 +133,10 @@ def licence_of(metadata: Any) -> str:
         tree = parse_licence(metadata["License-Expression"])
         return "unknown" if tree is None else str(tree)
     classifiers = metadata.get_all("Classifier") or []
-    names = [
-        text.rpartition(" :: ")[2]
-        for text in classifiers
-        if text.startswith("License ::")
-    ]
+    licences = [text for text in classifiers if text.startswith("License ::")]
+    names = [licence_named(text.rpartition(" :: ")[2]) for text in licences]
     if names:
-        return " AND ".join(dict.fromkeys(licence_named(name) for name in names))
+        return " AND ".join(dict.fromkeys(names))
     head, _, rest = (metadata.get("License") or "").strip().partition("\n")
     # A text that goes on below a known name may take back what the name gives.
     if re.search(r"(?i)commons clause|commercial|proprietary", rest):
@@ -225,11 +169,7 @@ def allows(tree: Any) -> bool:
 @functools.cache
 def opted_out() -> list[str]:
     """The patterns of `opt_out.txt`: packages or paths whose owners asked to be left out."""
-    lines = (
-        (Path(__file__).parent / "opt_out.txt")
-        .read_text(encoding="utf-8")
-        .splitlines()
-    )
+    lines = (FOLDER / "opt_out.txt").read_text(encoding="utf-8").splitlines()
     patterns = [line.split("#")[0].strip() for line in lines]
     return [pattern for pattern in patterns if pattern]
 
@@ -240,9 +180,8 @@ def blob_id(data: bytes) -> str:
     >>> blob_id(b"")
     'e69de29bb2d1d6434b8b29ae775ad8c2e48c5391'
     """
-    return hashlib.sha1(
-        b"blob %d\0" % len(data) + data, usedforsecurity=False
-    ).hexdigest()
+    named = b"blob %d\0" % len(data) + data
+    return hashlib.sha1(named, usedforsecurity=False).hexdigest()
 
 
 def read_file(path: Path) -> tuple[bytes, str]:
@@ -255,19 +194,15 @@ def read_file(path: Path) -> tuple[bytes, str]:
             return b"", "too large to read"
         data = path.read_bytes()
         after = path.stat()
+        # What holds a NUL is binary: it is stored, and the query leaves it out.
+        if b"\0" not in data:
+            data.decode()
     except OSError as error:
         return b"", "link in a loop" if error.errno == errno.ELOOP else "unreadable"
+    except UnicodeDecodeError:
+        return b"", "not UTF-8"
     except ValueError:  # a NUL, or half a character, in the path
         return b"", "unreadable"
     if (before.st_size, before.st_mtime_ns) != (len(data), after.st_mtime_ns):
         return b"", "changed while read"
-    if not data.strip():
-        return data, "empty"
-    # What holds a NUL is binary: it is stored, and the query leaves it out.
-    if b"\0" in data:
-        return data, ""
-    try:
-        data.decode()
-    except UnicodeDecodeError:
-        return data, "not UTF-8"
-    return data, ""
+    return data, "" if data.strip() else "empty"

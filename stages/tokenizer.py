@@ -1,10 +1,8 @@
 """Byte-level BPE, trained in seconds and applied to a corpus in bulk.
 
-A tokenizer of this kind is two things. A regular expression cuts the text into pieces; a table of
-tokens, in the order they were learned, says how the bytes of one piece are joined: always the pair
-whose union is lowest in the table, until no union is in it. Whoever keeps to both gives the same
-ids. So the table may be learned by one program (`rustbpe`), saved by a second (`tokenizers`) and
-applied by a third (`tiktoken`).
+A tokenizer of this kind is two things: a regular expression that cuts text into pieces, and a table
+of tokens, in the order they were learned, by which the bytes of a piece are joined. So the table may
+be learned by one program (`rustbpe`), saved by a second (`tokenizers`), applied by a third (`tiktoken`).
 """
 
 from __future__ import annotations
@@ -59,17 +57,14 @@ def learn_ranks(texts: Iterable[str], count: int, pattern: str) -> dict[bytes, i
     import rustbpe
 
     if count < 256:
-        raise CourseError(
-            f"{count} tokens cannot spell all bytes", fix="ask for 258 or more"
-        )
+        what = f"{count} tokens cannot spell all bytes"
+        raise CourseError(what, fix="ask for 258 or more")
     trainer = rustbpe.Tokenizer()
     trainer.train_from_iterator(iter(texts), count, pattern=pattern)
     ranks = {bytes(token): rank for token, rank in trainer.get_mergeable_ranks()}
     if len(ranks) < count:
         what = f"the text has only {len(ranks)} different joins, not {count}"
-        raise CourseError(
-            what, fix="train on more text, or ask for a smaller vocabulary"
-        )
+        raise CourseError(what, fix="train on more text, or ask for fewer tokens")
     return ranks
 
 
@@ -83,10 +78,8 @@ def join_pieces(
     """
     parts = [piece[i : i + 1] for i in range(len(piece))]
     while len(parts) > 1:
-        unions = [
-            ranks.get(left + right, below)
-            for left, right in itertools.pairwise(parts)
-        ]
+        pairs = itertools.pairwise(parts)
+        unions = [ranks.get(left + right, below) for left, right in pairs]
         best = min(unions)
         if best >= below:
             break
@@ -102,25 +95,21 @@ def recover_merges(ranks: dict[bytes, int]) -> list[tuple[bytes, bytes]]:
     >>> recover_merges(table)
     [(b'a', b'b'), (b'ab', b'c')]
     """
-    tokens = sorted(ranks, key=ranks.__getitem__)
-    return list(_merges_behind(tuple(tokens)))
+    return list(_merges_behind(tuple(sorted(ranks, key=ranks.__getitem__))))
 
 
 # whoever makes a tokenizer mostly encodes with it next, and both need the merges
 @functools.lru_cache(maxsize=4)
 def _merges_behind(tokens: tuple[bytes, ...]) -> list[tuple[bytes, bytes]]:
-    """The merges of tokens in the order they were learned; the order is all that counts."""
     ranks = {token: rank for rank, token in enumerate(tokens)}
     merges = []
     for token, rank in ranks.items():
-        if len(token) == 1:
-            continue
         parts = join_pieces(token, ranks, below=rank)
-        if len(parts) != 2:
-            raise CourseError(
-                f"the token {token!r} is not the union of two earlier ones"
-            )
-        merges.append((parts[0], parts[1]))
+        if len(parts) > 2:
+            what = f"the token {token!r} is not the union of two earlier ones"
+            raise CourseError(what)
+        if len(parts) == 2:
+            merges.append((parts[0], parts[1]))
     return merges
 
 
@@ -131,12 +120,9 @@ def byte_letters() -> dict[int, str]:
     >>> [byte_letters()[byte] for byte in b"a \\n"]
     ['a', 'Ġ', 'Ċ']
     """
-    printable = [*range(33, 127), *range(161, 173), *range(174, 256)]
-    letters = {byte: chr(byte) for byte in printable}
-    for byte in range(256):
-        # the others take letters from number 256 on
-        letters.setdefault(byte, chr(256 + len(letters) - len(printable)))
-    return letters
+    from transformers.convert_slow_tokenizer import bytes_to_unicode
+
+    return bytes_to_unicode()
 
 
 def spell(token: bytes) -> str:
@@ -156,12 +142,9 @@ def from_ranks(ranks: dict[bytes, int], pattern: str) -> Any:
     to_letters = pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)
     engine.pre_tokenizer = pre_tokenizers.Sequence([cut, to_letters])
     engine.decoder = decoders.ByteLevel()
-    tokenizer = PreTrainedTokenizerFast(
+    return PreTrainedTokenizerFast(
         tokenizer_object=engine, eos_token=END, pad_token=PAD
     )
-    # some constructors give an empty tokenizer in silence
-    assert len(tokenizer) == len(ranks) + 2
-    return tokenizer
 
 
 def blank_tokenizer(pattern: str) -> Any:
@@ -183,20 +166,15 @@ def read_ranks(tokenizer: Any) -> dict[bytes, int]:
 def read_pattern(tokenizer: Any) -> str | None:
     """The regular expression that cuts a tokenizer's text, or None if it cuts in another way."""
     state = json.loads(tokenizer.backend_tokenizer.to_str())["pre_tokenizer"] or {}
-    steps = state.get("pretokenizers", [state])
-    if (
-        not steps
-        or steps[-1].get("type") != "ByteLevel"
-        or steps[-1]["add_prefix_space"]
-    ):
+    *cuts, letters = state.get("pretokenizers") or [state]
+    if letters.get("type") != "ByteLevel" or letters["add_prefix_space"]:
         return None
-    before = steps[:-1]
-    if steps[-1]["use_regex"]:
+    if letters["use_regex"]:
         # the byte-level step cuts by itself, with GPT-2's rule
-        return None if before else PATTERNS["gpt2"]
+        return None if cuts else PATTERNS["gpt2"]
     isolated = {"type": "Split", "behavior": "Isolated", "invert": False}
-    if len(before) == 1 and isolated.items() <= before[0].items():
-        return before[0]["pattern"].get("Regex")
+    if len(cuts) == 1 and isolated.items() <= cuts[0].items():
+        return cuts[0]["pattern"].get("Regex")
     return None
 
 
@@ -263,33 +241,18 @@ def why_not_bulk(tokenizer: Any) -> str:
         return f"its model is {model['type']}; only BPE, without normalizer or dropout, will do"
     if read_pattern(tokenizer) is None:
         return "it does not cut text by one regular expression into bytes"
-    if any(
-        token["lstrip"] or token["rstrip"] or token["single_word"]
-        for token in added
-    ):
+    beside = ("lstrip", "rstrip", "single_word")
+    if any(token[name] for token in added for name in beside):
         return "an added token takes the blanks beside it"
-    clash = find_clash(added)
-    if clash:
-        return f"two added tokens may claim the same characters: {clash[0]!r} and {clash[1]!r}"
+    names = [token["content"] for token in added]
+    for one, two in itertools.permutations(names, 2):
+        # overlapping tokens: the programs would not always choose the same one
+        for start in range(len(one)):
+            if two.startswith(one[start:]) or one.startswith(two, start):
+                return f"two added tokens may claim the same characters: {one!r} and {two!r}"
     if tokenizer("")["input_ids"]:
         return "it adds special tokens to every text"
     pairs = recover_merges(read_ranks(tokenizer))
     if [[spell(left), spell(right)] for left, right in pairs] != model["merges"]:
         return "the pairs it joins do not follow from the order of its ids"
     return ""
-
-
-def find_clash(added: Sequence[dict[str, Any]]) -> tuple[str, str] | None:
-    """Two added tokens between which the programs may choose differently, or None.
-
-    Where both begin at one place, the library takes the longer one and tiktoken any. And the
-    library looks for all that are not `normalized` first, tiktoken from left to right: so with two
-    kinds of tokens, a clash may begin at any letter of the first.
-    """
-    for first, second in itertools.permutations(added, 2):
-        one, two = first["content"], second["content"]
-        reach = len(one) if first["normalized"] != second["normalized"] else 1
-        for start in range(reach):
-            if two.startswith(one[start:]) or one.startswith(two, start):
-                return one, two
-    return None

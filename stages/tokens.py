@@ -9,7 +9,6 @@ targets (`split_rows`) the rows predict each token once. Shards are mapped, neve
 
 from __future__ import annotations
 
-import contextlib
 import itertools
 import json
 import math
@@ -21,6 +20,7 @@ from typing import Annotated, Any, Literal
 
 import numpy as np
 import torch
+from numpy.lib.stride_tricks import sliding_window_view
 from pydantic import BaseModel, Field, StringConstraints
 from torch.utils.data import IterableDataset, get_worker_info
 
@@ -31,15 +31,14 @@ from utils.errors import CourseError
 from utils.lesson import PUBLISHED_BY
 
 HEADER = "store.json"
-FORMAT = 1
 AGAIN = f"run lesson {PUBLISHED_BY['tokens']} again"
-# Documents encoded at a time.
+# Documents encoded at a time; tokens gathered at a time: two megabytes, which a cache holds.
 ENCODED_TOGETHER = 128
+GATHERED_TOGETHER = 2**20
 # A number in a header; the bound is that of an index.
 Count = Annotated[int, Field(ge=0, lt=2**60)]
 Size = Annotated[int, Field(ge=1, lt=2**60)]
-# Tokens gathered at a time: two megabytes, which a cache holds.
-GATHERED_TOGETHER = 2**20
+Texts = dict[str, Iterable[str]]
 
 
 class SplitHeader(BaseModel, strict=True, extra="forbid"):
@@ -67,16 +66,13 @@ class StoreHeader(BaseModel, strict=True, extra="forbid"):
 def hash_tokenizer(tokenizer: Any) -> str:
     """A hash of all that decides the ids: not of padding, which a call to a tokenizer changes."""
     state = json.loads(tokenizer.backend_tokenizer.to_str())
-    del state["padding"], state["truncation"]
+    del state["padding"]
+    del state["truncation"]
     return hash_json([state, tokenizer.eos_token_id])
 
 
 def write_store(
-    folder: Path,
-    splits: dict[str, Iterable[str]],
-    tokenizer: Any,
-    block: int,
-    shard: int = 2**28,
+    folder: Path, splits: Texts, tokenizer: Any, block: int, shard: int = 2**28
 ) -> dict[str, Any]:
     """Fill `folder`, which `lesson.publish` or `sealed` moves into place; returns the header."""
     encode = BulkEncoder(tokenizer)
@@ -87,11 +83,15 @@ def write_store(
     shard_blocks = max(1, shard // block)
     facts = {}
     for name, texts in splits.items():
-        facts[name] = write_split(
-            folder, name, texts, encode, end, shard_blocks * block
-        )
+        counts = {"tokens": 0, "documents": 0, "bytes": 0}
+        stream = encode_stream(texts, encode, end, counts)
+        shards = write_shards(folder, name, stream, end, shard_blocks * block)
+        if not shards:
+            what = f"the split {name!r} has no documents"
+            raise CourseError(what, folder, "choose other sources")
+        facts[name] = {**counts, "shards": shards}
     header = {
-        "format": FORMAT,
+        "format": 1,
         "tokenizer": hash_tokenizer(tokenizer),
         "vocabulary": len(tokenizer),
         "end": tokenizer.eos_token_id,
@@ -105,38 +105,29 @@ def write_store(
     return header
 
 
-def write_split(
-    folder: Path,
-    name: str,
+def encode_stream(
     texts: Iterable[str],
     encode: BulkEncoder,
     end: np.ndarray,
-    most: int,
-) -> dict[str, Any]:
-    """Encode the texts of one split, `end` behind each; returns what the header says of it."""
-    counts = {"tokens": 0, "documents": 0, "bytes": 0}
-
-    def documents() -> Iterator[np.ndarray]:
-        stream = iter(texts)
-        while batch := list(itertools.islice(stream, ENCODED_TOGETHER)):
-            counts["documents"] += len(batch)
-            counts["bytes"] += sum(len(text.encode()) for text in batch)
-            for ids in encode(batch):
-                counts["tokens"] += len(ids) + 1
-                yield np.append(ids.astype(end.dtype), end)
-
-    shards = write_shards(folder, name, documents(), end, most)
-    if not shards:
-        raise CourseError(
-            f"the split {name!r} has no documents", folder, "choose other sources"
-        )
-    return {**counts, "shards": shards}
+    counts: dict[str, int],
+) -> Iterator[np.ndarray]:
+    """The ids of all texts, `end` behind each, some texts at a time; adds to `counts`."""
+    rest = iter(texts)
+    while batch := list(itertools.islice(rest, ENCODED_TOGETHER)):
+        parts = []
+        for text, ids in zip(batch, encode(batch)):
+            counts["bytes"] += len(text.encode())
+            parts += [ids, end]
+        stream = np.concatenate(parts).astype(end.dtype)
+        counts["documents"] += len(batch)
+        counts["tokens"] += len(stream)
+        yield stream
 
 
 def write_shards(
     folder: Path,
     split: str,
-    documents: Iterable[np.ndarray],
+    stream: Iterable[np.ndarray],
     end: np.ndarray,
     most: int,
 ) -> list[str]:
@@ -144,41 +135,36 @@ def write_shards(
     names: list[str] = []
     before = end
     room = 0
-    with contextlib.ExitStack() as stack:
-        for ids in documents:
-            while len(ids):
-                if room == 0:
-                    stack.close()
-                    names.append(f"{split}-{len(names):05}.bin")
-                    file = stack.enter_context((folder / names[-1]).open("wb"))
-                    file.write(before.tobytes())
-                    room = most
-                part = ids[:room]
-                ids = ids[room:]
+    for ids in stream:
+        while len(ids):
+            if room == 0:
+                names.append(f"{split}-{len(names):05}.bin")
+                (folder / names[-1]).write_bytes(before.tobytes())
+                room = most
+            part = ids[:room]
+            ids = ids[room:]
+            with (folder / names[-1]).open("ab") as file:
                 file.write(part.tobytes())
-                before = part[-1:]
-                room -= len(part)
+            before = part[-1:]
+            room -= len(part)
     return names
 
 
 def open_store(folder: Path, tokenizer: Any = None) -> dict[str, Split]:
     """The splits of a token store, if it is complete and was made with this tokenizer."""
     try:
-        header = StoreHeader.model_validate_json(
-            (folder / HEADER).read_bytes()
-        ).model_dump()
+        content = (folder / HEADER).read_bytes()
+        header = StoreHeader.model_validate_json(content).model_dump()
     except (OSError, ValueError) as error:
-        what = f"there is no whole token store of format {FORMAT}"
+        what = "there is no whole token store of format 1"
         raise CourseError(what, folder, AGAIN) from error
     if tokenizer is not None and hash_tokenizer(tokenizer) != header["tokenizer"]:
         theirs = f"{header['vocabulary']:,} tokens, hash {header['tokenizer']}"
         ours = f"{len(tokenizer):,} tokens, hash {hash_tokenizer(tokenizer)}"
         what = f"the token store was made with another tokenizer ({theirs}; not {ours})"
         raise CourseError(what, folder, AGAIN)
-    return {
-        name: Split(folder, name, header, **facts)
-        for name, facts in header["splits"].items()
-    }
+    splits = header["splits"].items()
+    return {name: Split(folder, name, header, **facts) for name, facts in splits}
 
 
 @dataclass(frozen=True)
@@ -205,19 +191,16 @@ class Split:
         """The tokens of each shard, mapped; what is written to them does not reach the file."""
         dtype = np.dtype(self.header["dtype"])
         full = self.header["shard_blocks"] * self.header["block"]
-        if len(self.shards) != -(-self.tokens // full):
+        starts = range(0, self.tokens, full)
+        if len(self.shards) != len(starts):
             raise CourseError(f"{self.name!r} lacks a shard", self.folder, AGAIN)
         streams = []
-        for number, name in enumerate(self.shards):
+        for start, name in zip(starts, self.shards):
             path = self.folder / name
-            count = min(full, self.tokens - number * full)
-            if (
-                not path.is_file()
-                or path.stat().st_size != (count + 1) * dtype.itemsize
-            ):
-                raise CourseError(
-                    f"{name} is missing or cut off", self.folder, AGAIN
-                )
+            size = (min(full, self.tokens - start) + 1) * dtype.itemsize
+            if not path.is_file() or path.stat().st_size != size:
+                what = f"{name} is missing or cut off"
+                raise CourseError(what, self.folder, AGAIN)
             streams.append(np.asarray(np.memmap(path, dtype, mode="c")))
         return streams
 
@@ -228,17 +211,16 @@ class Split:
         tables = []
         for stream in self.streams:
             if len(stream) > block:
-                view = np.lib.stride_tricks.sliding_window_view
-                tables.append(view(stream, block + 1, writeable=True)[::block])
+                view = sliding_window_view(stream, block + 1, writeable=True)
+                tables.append(view[::block])
         return tables
 
     def gather(self, rows: np.ndarray) -> np.ndarray:
         """The rows with these numbers, in this order."""
         # first, because it holds the files to the header
         tables = self.tables
-        result = np.empty(
-            (len(rows), self.header["block"] + 1), self.header["dtype"]
-        )
+        shape = (len(rows), self.header["block"] + 1)
+        result = np.empty(shape, self.header["dtype"])
         shards, places = np.divmod(rows, self.header["shard_blocks"])
         for shard in np.unique(shards):
             here = shards == shard
@@ -279,9 +261,7 @@ class Loader(IterableDataset):
             raise CourseError(what, self.split.folder, AGAIN)
         if self.batch < 1 or self.start < 0 or not 0 <= self.rank < self.world:
             what = f"no rows for {self.batch} at a time from {self.start}, rank {self.rank} of {self.world}"
-            raise CourseError(
-                what, fix="batch from 1, start from 0, rank from 0 to world - 1"
-            )
+            raise CourseError(what, fix="rank from 0 to world - 1, batch from 1")
 
     def rows_at(self, positions: np.ndarray) -> np.ndarray:
         """The numbers of the rows at these positions of an endless stream of epochs."""
@@ -296,21 +276,17 @@ class Loader(IterableDataset):
         worker, workers = (info.id, info.num_workers) if info else (0, 1)
         stop = math.inf if self.stop is None else self.stop
         # gather several batches at a time; the workers take such groups in turn
-        group = max(
-            1, GATHERED_TOGETHER // (self.batch * self.split.header["block"])
-        )
+        tokens = self.batch * self.split.header["block"]
+        group = max(1, GATHERED_TOGETHER // tokens)
         mine = self.rank + self.world * np.arange(self.batch)
         for first in itertools.count(worker, workers * group):
             steps = first + workers * np.arange(group)
-            positions = (
-                self.start
-                + (steps[:, None] * self.batch * self.world + mine).ravel()
-            )
+            starts = self.start + steps * self.batch * self.world
+            positions = (starts[:, None] + mine).ravel()
             rows = self.split.gather(self.rows_at(positions[positions < stop]))
             for place in range(0, len(rows), self.batch):
-                yield torch.from_numpy(
-                    rows[place : place + self.batch].astype(np.int64)
-                )
+                part = rows[place : place + self.batch]
+                yield torch.from_numpy(part.astype(np.int64))
             if len(rows) < len(positions):
                 return
 

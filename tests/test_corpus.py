@@ -122,7 +122,7 @@ def test_reading_a_table_keeps_nothing_of_what_was_read(tmp_path):
         for i in range(120)
     )
     contents = ({"id": row["path"], "content": row["content"]} for row in rows)
-    corpus.write_rows(path, "contents", contents, "none")
+    corpus.write_rows(path, corpus.CONTENTS, contents, "none")
     before = pa.total_allocated_bytes()
     taken = [pa.total_allocated_bytes() - before for _ in corpus.rows_of(path)]
     assert len(taken) == 120
@@ -210,7 +210,7 @@ def write_split(folder: Path, texts: list[str], split: str = "train") -> None:
     rows = [{"content": text, "size": len(text.encode())} for text in texts]
     for number in range(2):
         path = folder / f"{split}-{number:05}.parquet"
-        corpus.write_rows(path, "corpus", rows[number::2])
+        corpus.write_rows(path, corpus.CORPUS, rows[number::2])
 
 
 def test_texts_are_a_fair_sample_and_a_larger_one_contains_the_smaller(tmp_path):

@@ -24,7 +24,8 @@ def unpack(archive: Path, patterns: list[str], folder: Path, strip: int = 0) -> 
         _extract(archive, Path(scratch))
         for pattern in patterns:
             outer, _, inner = pattern.partition("!")
-            for path in sorted(Path(scratch).glob(outer)):
+            found = Path(scratch).glob(outer)
+            for path in sorted(found):
                 if path.is_symlink() or not path.is_file():
                     continue
                 if inner:

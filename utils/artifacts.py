@@ -60,8 +60,9 @@ def plain_disk_errors(folder: Path) -> Iterator[None]:
     except Exception as error:
         wrapped = re.search(r"\(os error (\d+)\)", str(error))
         number = int(wrapped[1]) if wrapped else getattr(error, "errno", None)
-        named = getattr(error, "filename", None) or "elsewhere"
-        ours = Path(named).is_relative_to(folder) or folder.is_relative_to(named)
+        named = Path(getattr(error, "filename", None) or "elsewhere")
+        ours = named.is_relative_to(folder)
+        ours = ours or folder.is_relative_to(named)
         if number in FULL:
             fix = f"free some space, or {ways}"
             raise CourseError("the disk is full", folder, fix) from error
@@ -93,9 +94,12 @@ def _new_folder(target: Path) -> Path:
     """A folder of this process beside the target; what killed writers of this machine left goes."""
     import psutil
 
-    mine = f".{target.name}.new-{socket.gethostname()}-"
+    host = socket.gethostname()
+    mine = f".{target.name}.new-{host}-"
     for path in target.parent.glob(f"{mine}*"):
-        owner = int(path.name.removeprefix(mine).split("-")[0])
+        rest = path.name.removeprefix(mine)
+        number, _, _ = rest.partition("-")
+        owner = int(number)
         with contextlib.suppress(psutil.NoSuchProcess):
             if psutil.Process(owner).status() != psutil.STATUS_ZOMBIE:
                 continue
@@ -124,7 +128,8 @@ def _seal(folder: Path, facts: Facts) -> None:
 def _swap(aside: Path, target: Path) -> None:
     """Put a sealed folder in its place. Between the two renames the old one is found by `read_manifest`."""
     old = target.with_name(f".{target.name}.old")
-    with FileLock(target.with_name(f".{target.name}.lock")):
+    lock = target.with_name(f".{target.name}.lock")
+    with FileLock(lock):
         if target.exists():
             shutil.rmtree(old, ignore_errors=True)
             target.rename(old)
@@ -141,7 +146,8 @@ def list_files(folder: Path) -> dict[str, Path]:
     files = {}
     for path in sorted(folder.rglob("*")):
         if path.is_file() and path != folder / MANIFEST:
-            files[path.relative_to(folder).as_posix()] = path
+            name = path.relative_to(folder).as_posix()
+            files[name] = path
     return files
 
 
@@ -150,14 +156,18 @@ def read_manifest(folder: Path) -> Facts | None:
     old = folder.with_name(f".{folder.name}.old")
     # A writer may have been killed between its two renames.
     if old.exists() and not folder.exists():
-        with FileLock(folder.with_name(f".{folder.name}.lock")):
+        lock = folder.with_name(f".{folder.name}.lock")
+        with FileLock(lock):
             if old.exists() and not folder.exists():
                 old.rename(folder)
     try:
         manifest = read_json(folder / MANIFEST)
-    except ValueError:  # not JSON: damaged, like any other file
+    except ValueError:
+        # Not JSON: damaged, like any other file.
         return BROKEN
-    return manifest if isinstance(manifest, dict | None) else BROKEN
+    if isinstance(manifest, dict | None):
+        return manifest
+    return BROKEN
 
 
 def damage(folder: Path, manifest: Facts, full: bool = False) -> str:
@@ -184,7 +194,8 @@ def damage(folder: Path, manifest: Facts, full: bool = False) -> str:
 
 def write_json(path: Path, value: Any) -> None:
     """Write JSON aside, bring it to the disk, and rename it over the old file."""
-    aside = path.with_name(f".{path.name}.{os.getpid()}.part")
+    name = f".{path.name}.{os.getpid()}.part"
+    aside = path.with_name(name)
     with aside.open("w", encoding="utf-8") as file:
         json.dump(value, file, indent=1)
         file.write("\n")

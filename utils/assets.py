@@ -58,12 +58,15 @@ def catalogue() -> dict[str, Asset]:
 def pins() -> dict[str, tuple[str, str]]:
     """Version and SHA-256 of each archive that assets.txt pins."""
     found = {}
-    text = (PACKAGE.parent / "assets.txt").read_text(encoding="utf-8")
-    for line in text.splitlines():
+    place = PACKAGE.parent / "assets.txt"
+    text = place.read_text(encoding="utf-8")
+    lines = text.splitlines()
+    for line in lines:
         if "--hash=" in line:
             spec, sha256 = line.split()
             name, version = spec.split("==")
-            found[name] = (version, sha256.split(":")[1])
+            _, digest = sha256.split(":")
+            found[name] = (version, digest)
     return found
 
 

@@ -22,9 +22,10 @@ class CourseError(Exception):
 
     def __init__(self, what: str, where: object = "", fix: str = "") -> None:
         lines = [what]
+        if isinstance(where, Path):
+            where = short_path(where)
         if where:
-            place = short_path(where) if isinstance(where, Path) else where
-            lines.append(f"  where: {place}")
+            lines.append(f"  where: {where}")
         if fix:
             lines.append(f"  next:  {fix}")
         super().__init__("\n".join(lines))
@@ -47,9 +48,11 @@ class Choice:
 
 def short_path(path: Path) -> str:
     """A path as a reader would write it: from the checkout, or from home."""
-    for base, mark in ((ROOT, ""), (Path.home(), "~/")):
+    bases = ((ROOT, ""), (Path.home(), "~/"))
+    for base, mark in bases:
         if path.is_relative_to(base):
-            return mark + path.relative_to(base).as_posix()
+            rest = path.relative_to(base)
+            return mark + rest.as_posix()
     return str(path)
 
 

@@ -67,10 +67,11 @@ def memory_of(pid: int | None = None) -> dict[str, int]:
     memory = psutil.Process(pid).memory_info()
     if not memory.rss:  # the process has ended and is not collected yet
         raise psutil.NoSuchProcess(pid or os.getpid())
+    resident = memory.rss
     files = getattr(memory, "shared", 0)
-    private = getattr(memory, "private", memory.rss - files)
-    mapped = max(0, memory.rss - private)
-    return {"private": private, "mapped": mapped, "resident": memory.rss}
+    private = getattr(memory, "private", resident - files)
+    mapped = max(0, resident - private)
+    return {"private": private, "mapped": mapped, "resident": resident}
 
 
 @contextlib.contextmanager
@@ -125,9 +126,11 @@ def first_gpu() -> Card:
     because a kernel that has one cannot be forked; of a part of a card only torch can tell."""
     import torch
 
-    first = os.environ.get("CUDA_VISIBLE_DEVICES", "0").split(",")[0].strip()
+    visible = os.environ.get("CUDA_VISIBLE_DEVICES", "0")
+    first = visible.split(",")[0].strip()
     for index, card in enumerate(list_gpus()):
-        chosen = first == str(index) or card.uuid.startswith(first)
+        chosen = first == str(index)
+        chosen = chosen or card.uuid.startswith(first)
         if chosen and not card.split:
             return card
     known = torch.cuda.get_device_properties(0)
@@ -196,8 +199,14 @@ def choose_dtype(device: str) -> Choice:
         return Choice(torch.float32, "this GPU has no bfloat16 of its own")
     wide = torch.ones(384, 384)
     narrow = wide.to(torch.bfloat16)
-    works = (lambda: wide @ wide, lambda: narrow @ narrow)
-    full, half = fastest_of(*works, repeats=20)
+
+    def in_full() -> None:
+        wide @ wide
+
+    def in_half() -> None:
+        narrow @ narrow
+
+    full, half = fastest_of(in_full, in_half, repeats=20)
     gain = f"{full / half:.2g}x"
     if full / half > CLEARLY_FASTER:
         reason = f"a matrix product is {gain} as fast as in float32"

@@ -35,7 +35,8 @@ class Profile:
             names = f"{', '.join(order)}, smoke always"
             raise ValueError(f"sizes are named {names}: not {sorted(sizes)}")
         chosen = None
-        for name in order[: order.index(self.name) + 1]:
+        last = order.index(self.name)
+        for name in order[: last + 1]:
             chosen = sizes.get(name, chosen)
         return chosen
 
@@ -51,12 +52,13 @@ def choose_profile(name: str = "auto") -> tuple[Profile, str]:
     """A profile by name, or for `auto` the one this machine can carry, and why."""
     if name == "auto":
         name = os.environ.get("COURSE_PROFILE", name)
-    if name == "auto":
-        return measure_profile()
+        if name == "auto":
+            return measure_profile()
     if name not in PROFILES:
         close = difflib.get_close_matches(str(name), PROFILES, 1)
         hint = f"{close[0]}, perhaps; or " if close else ""
-        fix = f"choose {hint}one of {', '.join(PROFILES)}, auto"
+        names = ", ".join(PROFILES)
+        fix = f"choose {hint}one of {names}, auto"
         raise CourseError(f"unknown profile {name!r}", "PROFILE", fix)
     return PROFILES[name], "asked for"
 

@@ -72,7 +72,8 @@ def cell_html(value: Any) -> str:
     '&lt;s&gt; and <code>&lt;/s&gt;</code>'
     """
     text = html.escape(format_cell(value))
-    text = text.replace("\n", "⏎").replace("$", "<span>$</span>")
+    text = text.replace("\n", "⏎")
+    text = text.replace("$", "<span>$</span>")
     return re.sub(r"`([^`]+)`", r"<code>\1</code>", text)
 
 

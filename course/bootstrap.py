@@ -27,24 +27,25 @@ def missing(lines: list[str]) -> list[str]:
     unmet = []
     for line in lines:
         text = line.split("#")[0].strip()
-        if not text or text.startswith("-"):
-            continue
-        need = Requirement(text)
-        try:
-            met = need.specifier.contains(
-                metadata.version(need.name), prereleases=True
-            )
-        except metadata.PackageNotFoundError:
-            met = False
-        if met:
-            continue
-        if need.name in IMAGE:
-            print(
-                f"this image keeps its own {need.name}; the course is tested with {text}"
-            )
-        else:
-            unmet.append(text)
+        if text and not text.startswith("-"):
+            need = Requirement(text)
+            have = installed(need.name)
+            if have and need.specifier.contains(have, prereleases=True):
+                continue
+            if need.name in IMAGE:
+                note = f"the course is tested with {text}"
+                print(f"this image keeps its own {need.name}; {note}")
+            else:
+                unmet.append(text)
     return unmet
+
+
+def installed(name: str) -> str:
+    """The version of a package here, or nothing."""
+    try:
+        return metadata.version(name)
+    except metadata.PackageNotFoundError:
+        return ""
 
 
 def pip(*arguments: str) -> None:
@@ -56,27 +57,19 @@ def main(number: str) -> None:
     """Install what is missing, then fetch the assets of one lesson."""
     from packaging.version import Version
 
-    unmet = missing(
-        (ROOT / "requirements.txt").read_text(encoding="utf-8").splitlines()
-    )
+    needs = (ROOT / "requirements.txt").read_text(encoding="utf-8")
+    unmet = missing(needs.splitlines())
     if unmet:
         pip("install", *unmet)
-    try:
-        if Version(metadata.version("torchao")) < Version("0.17"):
-            pip("uninstall", "-y", "torchao")
-    except metadata.PackageNotFoundError:
-        pass
-    subprocess.run(
-        [sys.executable, "-m", "course", "fetch", "--for", number],
-        cwd=ROOT,
-        check=True,
-    )
+    torchao = installed("torchao")
+    if torchao and Version(torchao) < Version("0.17"):
+        pip("uninstall", "-y", "torchao")
+    command = [sys.executable, "-m", "course", "fetch", "--for", number]
+    subprocess.run(command, cwd=ROOT, check=True)
     print("ready")
     if unmet:
-        print(
-            "restart the runtime if one of these was already imported:",
-            ", ".join(unmet),
-        )
+        note = "restart the runtime if one of these was already imported"
+        print(f"{note}: {', '.join(unmet)}")
 
 
 if __name__ == "__main__":

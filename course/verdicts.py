@@ -23,27 +23,26 @@ class Verdict:
     """One recorded figure beside what was expected, and beside the sources' figure."""
 
     name: str
-    value: float | None
+    value: Any = None
+    kind: str = "figure"
     unit: str = ""
+    source: float | None = None
+    source_name: str = ""
     expected: str = ""
     # What fails a run; a figure that is merely unusual fails nothing.
     problem: str = ""
     unusual: bool = False
-    source: float | None = None
-    source_name: str = ""
 
 
 def records(notebook: dict[str, Any], kind: str) -> list[dict[str, Any]]:
     """The figures or the exercises that an executed notebook holds in its outputs."""
-    outputs = [
-        output for cell in cells(notebook, "code") for output in cell["outputs"]
-    ]
-    held = [
-        output["data"][RECORD_TYPE]
-        for output in outputs
-        if RECORD_TYPE in output.get("data", {})
-    ]
-    return [record for record in held if record["kind"] == kind]
+    held = []
+    for cell in cells(notebook, "code"):
+        for output in cell["outputs"]:
+            record = output.get("data", {}).get(RECORD_TYPE)
+            if record and record["kind"] == kind:
+                held.append(record)
+    return held
 
 
 # figures ------------------------------------------------------------------------------------------
@@ -57,9 +56,8 @@ def expectations(profile: str, number: str) -> dict[str, dict[str, Any]] | None:
     try:
         return tomllib.loads(path.read_text(encoding="utf-8")).get(number, {})
     except tomllib.TOMLDecodeError as error:
-        raise CourseError(
-            f"this is not TOML: {error}", path, "mend the line it names"
-        ) from None
+        what = f"this is not TOML: {error}"
+        raise CourseError(what, path, "mend the line it names") from None
 
 
 def bounds(rule: dict[str, float]) -> tuple[float, float]:
@@ -78,50 +76,41 @@ def describe_rule(rule: dict[str, float]) -> str:
     """A rule in words.
 
     >>> describe_rule({"value": 3.5, "tolerance": 0.5}), describe_rule({"max": 2})
-    ('3.5 ± 0.5', 'at most 2')
+    ('3.5 ± 0.5', 'max 2')
     """
     if "value" in rule:
-        text = format_figure(rule["value"])
-        return f"{text} ± {rule['tolerance']:g}" if "tolerance" in rule else text
-    words = {"min": "at least", "max": "at most"}
-    return ", ".join(f"{words[key]} {rule[key]:g}" for key in words if key in rule)
+        return f"{format_figure(rule['value'])} ± {rule.get('tolerance', 0):g}"
+    return ", ".join(f"{name} {value:g}" for name, value in rule.items())
 
 
 def judge_figures(
     notebook: dict[str, Any], profile: str, number: str, strict: bool = False
 ) -> list[Verdict]:
     """Every figure recorded or expected, with what is wrong about it."""
+    verdicts = [Verdict(**record) for record in records(notebook, "figure")]
     expected = expectations(profile, number)
-    check = (expected or {}).get("check", {})
-    typical = (expected or {}).get("typical", {})
-    verdicts = []
-    for record in records(notebook, "figure"):
-        name, value = record["name"], record["value"]
-        rule = check.get(name) or typical.get(name)
-        verdict = Verdict(name, value, record["unit"])
-        verdict.source, verdict.source_name = (
-            record["source"],
-            record["source_name"],
-        )
-        if rule:
-            verdict.expected = describe_rule(rule)
-            lowest, highest = bounds(rule)
-            # NaN is in no range.
-            verdict.unusual = not lowest <= value <= highest
-        elif expected is not None:
+    if expected is None:
+        return verdicts
+    check, typical = expected.get("check", {}), expected.get("typical", {})
+    rules = {**typical, **check}
+    for verdict in verdicts:
+        name, value = verdict.name, verdict.value
+        if name not in rules:
             rule = f'"{name}" = {{ value = {value:g}, tolerance = … }}'
-            verdict.problem = (
-                f"recorded, not expected: add to expected/{profile}.toml {rule}"
-            )
+            way = f"add to expected/{profile}.toml {rule}"
+            verdict.problem = f"recorded, not expected: {way}"
+            continue
+        verdict.expected = describe_rule(rules[name])
+        lowest, highest = bounds(rules[name])
+        # NaN is in no range.
+        verdict.unusual = not lowest <= value <= highest
         if verdict.unusual and name in check:
             verdict.problem = f"{value:g} is outside {verdict.expected}"
-        verdicts.append(verdict)
-    wanted = {**typical, **check} if strict else check
+    wanted = rules if strict else check
     for name in wanted.keys() - {verdict.name for verdict in verdicts}:
         rule = describe_rule(wanted[name])
-        verdicts.append(
-            Verdict(name, None, expected=rule, problem="expected, not recorded")
-        )
+        problem = "expected, not recorded"
+        verdicts.append(Verdict(name, expected=rule, problem=problem))
     return verdicts
 
 
@@ -153,12 +142,13 @@ def judge_exercises(
             "wrong answer": verdict == "fail",
         }
         if not good[which]:
-            yield f"exercise {name}: its {which} gets {verdict!r} {record['hint']}".rstrip()
+            text = f"its {which} gets {verdict!r} {record['hint']}"
+            yield f"exercise {name}: {text}".rstrip()
     for name, which in seen.items():
         parts = ["answer", "solution"] + ["wrong answer"] * (name in refused)
-        yield from (
-            f"exercise {name} has no {part}" for part in parts if part not in which
-        )
+        for part in parts:
+            if part not in which:
+                yield f"exercise {name} has no {part}"
 
 
 # marked outputs -----------------------------------------------------------------------------------
@@ -180,17 +170,13 @@ def judge_outputs(
     notebook: dict[str, Any], committed: dict[str, Any]
 ) -> Iterator[str]:
     """Where a marked cell shows something else than the notebook that was run."""
-    before = {
-        cell["id"]: output_lines(cell)
-        for cell in cells(committed, "code")
-        if cell["outputs"]
-    }
+    before = {cell["id"]: cell for cell in cells(committed, "code")}
     for count, cell in enumerate(cells(notebook, "code"), 1):
-        if MARKED not in tags(cell) or cell["id"] not in before:
+        source = before.get(cell["id"])
+        if MARKED not in tags(cell) or not source or not source["outputs"]:
             continue
-        for old, new in zip_longest(
-            before[cell["id"]], output_lines(cell), fillvalue=""
-        ):
+        pairs = zip_longest(output_lines(source), output_lines(cell), fillvalue="")
+        for old, new in pairs:
             if old != new:
                 yield f"cell [{count}] shows {new!r}, not {old!r}"
                 break
@@ -205,11 +191,8 @@ def problems_of(
     """All that is wrong with one executed notebook; beside `committed`, the one that was run."""
     notebook, number = read(executed), executed.name[:2]
     verdicts = judge_figures(notebook, profile, number, strict)
-    problems = [
-        f"figure {verdict.name}: {verdict.problem}"
-        for verdict in verdicts
-        if verdict.problem
-    ]
+    wrong = [verdict for verdict in verdicts if verdict.problem]
+    problems = [f"figure {one.name}: {one.problem}" for one in wrong]
     refused = set(refusals(number)) if committed else set()
     problems += judge_exercises(notebook, refused, strict)
     if committed:

@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-import argparse
 import importlib.util
 import sys
 import time
+from argparse import ArgumentParser, Namespace, RawDescriptionHelpFormatter
 from pathlib import Path
 
 from course.notebooks import edited, select
@@ -22,10 +22,10 @@ HELP = """what to do:
 Problems = list[tuple[Path, str]]
 
 
-def parse(arguments: list[str] | None) -> argparse.Namespace:
+def parse(arguments: list[str] | None) -> Namespace:
     """The arguments, or a message and exit status 2."""
-    form = argparse.RawDescriptionHelpFormatter
-    parser = argparse.ArgumentParser("course", epilog=HELP, formatter_class=form)
+    form = RawDescriptionHelpFormatter
+    parser = ArgumentParser("course", epilog=HELP, formatter_class=form)
     add = parser.add_argument
     add("action", choices=["fetch", *ACTIONS])
     add("names", nargs="*", metavar="NAME", help="what to fetch")
@@ -35,10 +35,13 @@ def parse(arguments: list[str] | None) -> argparse.Namespace:
     add("--fresh", "--again", action="store_true", help="do even what is done")
     add("--strict", action="store_true", help="check what is committed, too")
     add("--list", action="store_true", help="fetch nothing, say what there is")
-    return parser.parse_args(arguments)
+    options = parser.parse_intermixed_args(arguments)
+    if options.names and options.action != "fetch":
+        parser.error("choose lessons with --only")
+    return options
 
 
-def run(options: argparse.Namespace, profile: Profile) -> Problems:
+def run(options: Namespace, profile: Profile) -> Problems:
     """Run, then say what is wrong with what ran."""
     from course import runner
 
@@ -47,21 +50,24 @@ def run(options: argparse.Namespace, profile: Profile) -> Problems:
         raise CourseError(what, sys.prefix, "run `make setup`")
     start = time.perf_counter()
     paths = select(options.only)
-    results = runner.run_course(paths, profile, options.seed, options.fresh)
+    seed = options.seed
+    results = runner.run_course(paths, profile, seed, options.fresh)
     problems = []
     for result in results:
         path = ROOT / "notebooks" / f"{result.name}.ipynb"
         if result.status != "passed":
             problems.append((path, result.status))
-        elif options.seed == 42:
+        elif seed == 42:
             problems += run_problems(path, profile)
-    if options.seed != 42:
+    if seed != 42:
         print("figures are not compared: this is not the seed of expected/")
     reused = sum(result.reused for result in results)
     note = f", {reused} done before (--fresh runs them again)" if reused else ""
-    count = f"{len(results)} notebooks, {time.perf_counter() - start:.0f} s"
+    seconds = time.perf_counter() - start
+    count = f"{len(results)} notebooks, {seconds:.0f} s"
     print(f"{count}, profile {profile.name}{note}")
-    print(f"report: {short_path(build_folder() / 'report' / 'index.html')}")
+    index = build_folder() / "report" / "index.html"
+    print(f"report: {short_path(index)}")
     return problems
 
 
@@ -74,7 +80,7 @@ def run_problems(path: Path, profile: Profile, strict: bool = False) -> Problems
     return [(path, text) for text in texts]
 
 
-def check(options: argparse.Namespace, profile: Profile) -> Problems:
+def check(options: Namespace, profile: Profile) -> Problems:
     """Everything that can be known without executing anything.
 
     What a reader has changed in a lesson of her own is told and is no problem, unless `--strict`
@@ -98,9 +104,7 @@ def check(options: argparse.Namespace, profile: Profile) -> Problems:
     return counted
 
 
-def check_run(
-    path: Path, options: argparse.Namespace, profile: Profile
-) -> Problems:
+def check_run(path: Path, options: Namespace, profile: Profile) -> Problems:
     """What is wrong with the last run of one lesson; strictly, also with what is committed."""
     from course import results, verdicts
 
@@ -112,12 +116,12 @@ def check_run(
         return [(path, text)]
     problems = run_problems(path, profile, options.strict)
     if options.strict:
-        texts = verdicts.problems_of(path, "laptop", strict=True)
-        problems += [(path, text) for text in texts]
+        for text in verdicts.problems_of(path, "laptop", strict=True):
+            problems.append((path, text))
     return problems
 
 
-def report(options: argparse.Namespace, profile: Profile) -> Problems:
+def report(options: Namespace, profile: Profile) -> Problems:
     """Write the report and say where it is."""
     from course.report import write_index
 
@@ -125,7 +129,7 @@ def report(options: argparse.Namespace, profile: Profile) -> Problems:
     return []
 
 
-def sync(options: argparse.Namespace, profile: Profile) -> Problems:
+def sync(options: Namespace, profile: Profile) -> Problems:
     """Write everything generated."""
     from course import generate
 
@@ -134,12 +138,13 @@ def sync(options: argparse.Namespace, profile: Profile) -> Problems:
     return []
 
 
-def keep(options: argparse.Namespace, profile: Profile) -> Problems:
+def keep(options: Namespace, profile: Profile) -> Problems:
     """Make the last run the record."""
     from course.report import commit, keep
 
-    names = keep(profile, select(options.only))
-    print(f"kept at commit {commit()}:", ", ".join(names))
+    paths = select(options.only)
+    names = ", ".join(keep(profile, paths))
+    print(f"kept at commit {commit()}: {names}")
     return sync(options, profile)
 
 

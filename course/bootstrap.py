@@ -16,36 +16,19 @@ ROOT = Path(__file__).resolve().parent.parent
 IMAGE = {"torch", "numpy", "ipykernel", "jupyterlab"}
 
 
-def missing(lines: list[str]) -> list[str]:
-    """The requirements that this Python does not meet.
+def wanted(lines: list[str]) -> list[str]:
+    """The requirements that pip may see to.
 
-    >>> missing(["pip>=1  # here", "no-such-package>=2", "-e ."])
-    ['no-such-package>=2']
+    >>> wanted(["pip>=1  # here", "torch>=2", "", "-e ."])
+    ['pip>=1']
     """
-    from packaging.requirements import Requirement
-
-    unmet = []
-    for line in lines:
-        text = line.split("#")[0].strip()
-        if text and not text.startswith("-"):
-            need = Requirement(text)
-            have = installed(need.name)
-            if have and need.specifier.contains(have, prereleases=True):
-                continue
-            if need.name in IMAGE:
-                note = f"the course is tested with {text}"
-                print(f"this image keeps its own {need.name}; {note}")
-            else:
-                unmet.append(text)
-    return unmet
-
-
-def installed(name: str) -> str:
-    """The version of a package here, or nothing."""
-    try:
-        return metadata.version(name)
-    except metadata.PackageNotFoundError:
-        return ""
+    texts = [line.split("#")[0].strip() for line in lines]
+    found = []
+    for text in texts:
+        name = text.partition(">=")[0]
+        if text and name not in IMAGE and not text.startswith("-"):
+            found.append(text)
+    return found
 
 
 def pip(*arguments: str) -> None:
@@ -58,18 +41,15 @@ def main(number: str) -> None:
     from packaging.version import Version
 
     needs = (ROOT / "requirements.txt").read_text(encoding="utf-8")
-    unmet = missing(needs.splitlines())
-    if unmet:
-        pip("install", *unmet)
-    torchao = installed("torchao")
-    if torchao and Version(torchao) < Version("0.17"):
-        pip("uninstall", "-y", "torchao")
+    pip("install", *wanted(needs.splitlines()))
+    try:
+        if Version(metadata.version("torchao")) < Version("0.17"):
+            pip("uninstall", "-y", "torchao")
+    except metadata.PackageNotFoundError:
+        pass
     command = [sys.executable, "-m", "course", "fetch", "--for", number]
     subprocess.run(command, cwd=ROOT, check=True)
-    print("ready")
-    if unmet:
-        note = "restart the runtime if one of these was already imported"
-        print(f"{note}: {', '.join(unmet)}")
+    print("ready; restart the runtime if pip has just said so")
 
 
 if __name__ == "__main__":

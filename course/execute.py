@@ -15,14 +15,21 @@ import sys
 import tempfile
 import threading
 import time
-from collections.abc import Collection
+from collections.abc import Callable, Collection
 from pathlib import Path
 from typing import Any
 
 import psutil
 
 from course.notebooks import called
-from course.results import Result, artifacts_of, page_of, run_folder, write_result
+from course.results import (
+    Facts,
+    Result,
+    artifacts_of,
+    page_of,
+    run_folder,
+    write_result,
+)
 from course.verdicts import refusals
 from utils import artifacts
 from utils.errors import CourseError
@@ -32,9 +39,6 @@ from utils.profiles import Profile
 GRACE_SECONDS = 5
 # The path of a local socket may have about a hundred characters.
 LONGEST_SOCKET_FOLDER = 80
-
-
-# processes ----------------------------------------------------------------------------------------
 
 
 def adopt_orphans() -> None:
@@ -109,7 +113,8 @@ def watch_memory(result: Result) -> None:
     """In a thread: note the most memory that the lesson's processes hold together."""
     while True:
         start = time.monotonic()
-        result.peak_bytes = max(result.peak_bytes, memory_of(below()))
+        held = memory_of(below())
+        result.peak_bytes = max(result.peak_bytes, held)
         # The system walks every page held for this: a twentieth of a core at most.
         took = time.monotonic() - start
         time.sleep(min(2.0, max(0.25, 20 * took)))
@@ -122,10 +127,7 @@ def last_words(log: Path) -> str:
     return words[-1] if words else "no last words"
 
 
-# the notebook -------------------------------------------------------------------------------------
-
-
-def prepare(path: Path, parameters: dict[str, Any]) -> Any:
+def prepare(path: Path, parameters: Facts) -> Any:
     """The notebook to run: parameters behind their cell, wrong answers behind their solutions."""
     import nbformat
 
@@ -158,10 +160,10 @@ def prepare(path: Path, parameters: dict[str, Any]) -> Any:
 
 def new_cell(source: str, tag: str) -> Any:
     """A folded cell that only the executed copy has."""
-    import nbformat
+    from nbformat.v4 import new_code_cell
 
     metadata = {"tags": [tag], "jupyter": {"source_hidden": True}}
-    return nbformat.v4.new_code_cell(source.strip(), metadata=metadata)
+    return new_code_cell(source.strip(), metadata=metadata)
 
 
 def make_kernel(runtime: str) -> Any:
@@ -233,6 +235,13 @@ def execute(path: Path, profile: Profile, result: Result, runtime: str) -> None:
         result.error = f"{survivors} processes outlived the kernel and were ended"
 
 
+def in_thread(work: Callable, given: object) -> None:
+    """Do something beside all else, until this process ends."""
+    thread = threading.Thread(target=work, args=(given,))
+    thread.daemon = True
+    thread.start()
+
+
 def main() -> None:
     """Read the task, run it, leave its page and what became of it."""
     # jsonschema, which nbformat imports, spends two seconds on a grammar of web addresses, of which
@@ -242,16 +251,18 @@ def main() -> None:
 
     adopt_orphans()
     task = json.loads(sys.stdin.readline())
-    path, profile = Path(task["path"]), Profile(**task["profile"])
+    path = Path(task["path"])
+    profile = Profile(**task["profile"])
     result = Result(**task["result"])
+    folder = run_folder(profile)
     with tempfile.TemporaryDirectory(prefix="k") as runtime:
         os.environ["JUPYTER_RUNTIME_DIR"] = runtime
-        for target, given in ((end_with_parent, runtime), (watch_memory, result)):
-            threading.Thread(target=target, args=(given,), daemon=True).start()
+        in_thread(end_with_parent, runtime)
+        in_thread(watch_memory, result)
         try:
-            with artifacts.plain_disk_errors(run_folder(profile)):
+            with artifacts.plain_disk_errors(folder):
                 execute(path, profile, result, runtime)
-                export(run_folder(profile) / path.name, page_of(path.stem, profile))
+                export(folder / path.name, page_of(path.stem, profile))
         except CourseError as error:
             result.error = str(error)
         result.status = "failed" if result.error else "passed"

@@ -27,10 +27,11 @@ from utils.archives import unpack
 from utils.assets import Asset, catalogue, find, home, pins
 from utils.errors import CourseError
 
+Settings = dict[str, str]
 LINK = re.compile(r'<a\s[^>]*?href="([^"#]+)(?:#sha256=(\w+))?"')
 
 
-def pip_settings() -> dict[str, str]:
+def pip_settings() -> Settings:
     """pip's options for downloads from its files and the environment, which has the last word."""
     command = [sys.executable, "-m", "pip", "config", "list"]
     listing = subprocess.run(command, capture_output=True, encoding="utf-8").stdout
@@ -43,7 +44,7 @@ def pip_settings() -> dict[str, str]:
     return settings
 
 
-def list_places(settings: dict[str, str], project: str) -> list[str]:
+def list_places(settings: Settings, project: str) -> list[str]:
     """The folders and index pages that may have a project, those on this machine first.
 
     >>> list_places({"find-links": "/wheels"}, "vaderSentiment")
@@ -58,7 +59,7 @@ def list_places(settings: dict[str, str], project: str) -> list[str]:
     return sorted(places, key=lambda place: place.startswith("http"))
 
 
-def open_place(place: str, settings: dict[str, str]) -> Any:
+def open_place(place: str, settings: Settings) -> Any:
     """What lies at a path or an address, as a file; a server that stumbles is asked again."""
     if not place.startswith("http"):
         return local_path(place).open("rb")
@@ -83,7 +84,7 @@ def local_path(place: str) -> Path:
     return Path(url2pathname(urlparse(place).path) if local else place)
 
 
-def list_links(place: str, settings: dict[str, str]) -> list[tuple[str, str]]:
+def list_links(place: str, settings: Settings) -> list[tuple[str, str]]:
     """The addresses that a folder or a page holds, each with its SHA-256 where it is told."""
     if not place.startswith("http") and local_path(place).is_dir():
         return [(path.as_uri(), "") for path in local_path(place).iterdir()]
@@ -203,9 +204,10 @@ def run(
         items = list(catalogue().values())
     for item in items:
         if listing:
-            here = "here" if artifacts.read_manifest(item.folder) else "-"
-            size = f"{item.megabytes:4} MB  {here:4}"
-            print(f"{item.name:22} {size}  {item.what}  [{item.licence}]")
+            manifest = artifacts.read_manifest(item.folder)
+            here = "here" if manifest else "-"
+            facts = f"{item.megabytes:4} MB  {here:4}  {item.what}"
+            print(f"{item.name:22} {facts}  [{item.licence}]")
         else:
             fetch(item, again)
     if not listing:

@@ -17,6 +17,7 @@ import jinja2
 
 from course.fetch import taken_by
 from course.notebooks import (
+    Notebook,
     calls,
     inputs,
     read,
@@ -36,12 +37,13 @@ TEMPLATES = jinja2.Environment(
     lstrip_blocks=True,
     autoescape=lambda name: name == "report.j2",
 )
+Facts = dict[str, Any]
 # The tags of the cells that are written here.
 GENERATED = {"header", "bootstrap", "footer"}
 TABLE = re.compile(r"(<!-- lessons:begin -->).*(<!-- lessons:end -->)", re.DOTALL)
 
 
-def cost_of(number: str, profile: str) -> dict[str, str]:
+def cost_of(number: str, profile: str) -> Facts:
     """Time, peak memory and disk of a lesson at a profile, from the recorded run."""
     cost = recorded(profile).get(number)
     if cost is None:
@@ -84,7 +86,7 @@ def title_of(path: Path) -> str:
     return f"{path.name[:2]} · {about.get('title', path.stem[3:])}"
 
 
-def facts_of(path: Path) -> dict[str, Any]:
+def facts_of(path: Path) -> Facts:
     """All that a template wants to know of a notebook."""
     notebook = read(path)
     number = path.name[:2]
@@ -107,7 +109,8 @@ def sync(write_it: bool = True) -> list[Path]:
     paths = readable(select())
     lessons = [facts_of(path) for path in paths]
     for first, second in pairwise(lessons):
-        first["after"], second["before"] = second, first
+        first["after"] = second
+        second["before"] = first
     changed = []
     for path, facts in zip(paths, lessons):
         notebook = read(path)
@@ -115,7 +118,8 @@ def sync(write_it: bool = True) -> list[Path]:
             changed.append(path)
             if write_it:
                 write(path, notebook)
-    table = TEMPLATES.get_template("lessons.j2").render(lessons=lessons).strip()
+    template = TEMPLATES.get_template("lessons.j2")
+    table = template.render(lessons=lessons).strip()
     readme = ROOT / "README.md"
     text = readme.read_text(encoding="utf-8")
     filled = TABLE.sub(lambda marks: f"{marks[1]}\n{table}\n{marks[2]}", text)
@@ -126,7 +130,7 @@ def sync(write_it: bool = True) -> list[Path]:
     return changed
 
 
-def fill(notebook: dict[str, Any], facts: dict[str, Any]) -> bool:
+def fill(notebook: Notebook, facts: Facts) -> bool:
     """Write the generated cells of a notebook; whether one of them changed."""
     changed = False
     for cell in notebook["cells"]:

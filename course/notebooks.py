@@ -13,6 +13,9 @@ from typing import Any
 
 from utils.errors import ROOT, CourseError
 
+Notebook = dict[str, Any]
+Cell = dict[str, Any]
+Calls = list[tuple[str, str]]
 # A copy of a reader's own, like `05_tokenizers-Copy1.ipynb`, is not a lesson.
 LESSON_NAME = re.compile(r"(\d\d|A\d)_[a-z0-9_]+\.ipynb")
 
@@ -36,7 +39,7 @@ def select(only: str | None = None) -> list[Path]:
     return sorted(chosen)
 
 
-def read(path: Path) -> dict[str, Any]:
+def read(path: Path) -> Notebook:
     """A notebook's JSON."""
     try:
         notebook = json.loads(path.read_text(encoding="utf-8"))
@@ -57,23 +60,23 @@ def readable(paths: list[Path]) -> list[Path]:
     return whole
 
 
-def write(path: Path, notebook: dict[str, Any]) -> None:
+def write(path: Path, notebook: Notebook) -> None:
     """Write a notebook as Jupyter does, the order of its keys as it was."""
     text = json.dumps(notebook, indent=1, ensure_ascii=False)
     path.write_text(text + "\n", encoding="utf-8")
 
 
-def cells(notebook: dict[str, Any], kind: str) -> list[dict[str, Any]]:
+def cells(notebook: Notebook, kind: str) -> list[Cell]:
     """The cells of one kind: `code` or `markdown`."""
     return [cell for cell in notebook["cells"] if cell["cell_type"] == kind]
 
 
-def source(cell: dict[str, Any]) -> str:
+def source(cell: Cell) -> str:
     """The text of a cell, which JSON may hold in lines."""
     return "".join(cell["source"])
 
 
-def tags(cell: dict[str, Any]) -> list[str]:
+def tags(cell: Cell) -> list[str]:
     """The tags of a cell."""
     return cell["metadata"].get("tags", [])
 
@@ -84,7 +87,7 @@ def code_cells(path: Path) -> list[str]:
     return [re.sub(r"(?m)^[ \t]*[%!].*$", "pass", text) for text in sources]
 
 
-def called(code: str) -> list[tuple[str, str]]:
+def called(code: str) -> Calls:
     """Functions called with a literal string first; code that does not parse makes no calls.
 
     >>> called('a = lesson.need("corpus"); need("x")'), called("x = (")
@@ -112,7 +115,7 @@ def calls(path: Path, function: str) -> list[str]:
 
 
 @functools.lru_cache(maxsize=256)
-def _calls(path: Path, changed: int) -> list[tuple[str, str]]:
+def _calls(path: Path, changed: int) -> Calls:
     pairs = []
     with contextlib.suppress(CourseError):  # half written, it makes no calls
         for code in code_cells(path):

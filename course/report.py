@@ -19,6 +19,7 @@ from utils.machine import machine_facts
 from utils.profiles import Profile
 from utils.show import format_figure
 
+Output = dict[str, Any]
 # Nothing is fetched and nothing runs in a page: a formula stays as it was written.
 PAGE = """{% extends "lab/index.html.j2" %}
 {% block html_head_js %}{% endblock %}
@@ -40,10 +41,8 @@ def commit() -> str:
     """The commit of the checkout, with a mark if it was changed since."""
     command = ["git", "describe", "--always", "--dirty", "--abbrev=10"]
     described = subprocess.run(command, cwd=ROOT, capture_output=True, text=True)
-    return described.stdout.strip() or "unknown"
-
-
-# the report ---------------------------------------------------------------------------------------
+    words = described.stdout.strip()
+    return words or "unknown"
 
 
 def export(executed: Path, page: Path) -> None:
@@ -113,9 +112,6 @@ def write_index(profile: Profile) -> Path:
     return folder / "index.html"
 
 
-# the record ---------------------------------------------------------------------------------------
-
-
 def keep(profile: Profile, paths: list[Path]) -> list[str]:
     """Make passed lessons the record: costs into `results/`, at laptop outputs into notebooks."""
     results = {result.name: result for result in results_of(profile)}
@@ -173,9 +169,9 @@ def keep_outputs(executed: Path, target: Path) -> None:
     write(target, notebook)
 
 
-def join_streams(outputs: list[dict[str, Any]]) -> list[dict[str, Any]]:
+def join_streams(outputs: list[Output]) -> list[Output]:
     """Outputs in which a stream that the clock has cut in pieces is one again."""
-    joined: list[dict[str, Any]] = []
+    joined: list[Output] = []
     for output in outputs:
         last = joined[-1] if joined else {}
         if output.get("name") and output.get("name") == last.get("name"):

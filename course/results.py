@@ -16,6 +16,7 @@ from utils import artifacts
 from utils.errors import ROOT, build_folder
 from utils.profiles import Profile
 
+Facts = dict[str, Any]
 CHECKOUT = Path(__file__).resolve().parent.parent
 SUFFIXES = {".py", ".toml", ".txt", ".yaml", ".json", ".sbatch"}
 
@@ -66,13 +67,10 @@ def results_of(profile: Profile) -> list[Result]:
     return [result for result in results if result is not None]
 
 
-def recorded(profile: str) -> dict[str, dict[str, Any]]:
+def recorded(profile: str) -> Facts:
     """What lessons cost where they were recorded, by number."""
     record = artifacts.read_json(ROOT / "results" / f"{profile}.json")
     return record["notebooks"] if record else {}
-
-
-# whether a result still holds ---------------------------------------------------------------------
 
 
 @functools.cache
@@ -91,7 +89,7 @@ def shared_fingerprint() -> str:
     return artifacts.hash_json([hashes, sorted(installed), sys.version, assets])
 
 
-def fingerprint(path: Path, parameters: dict[str, Any]) -> str:
+def fingerprint(path: Path, parameters: Facts) -> str:
     """What a lesson's result depends on, its artifacts apart."""
     own = [code_cells(path), refusals(path.name[:2])]
     return artifacts.hash_json([own, shared_fingerprint(), parameters])
@@ -99,7 +97,8 @@ def fingerprint(path: Path, parameters: dict[str, Any]) -> str:
 
 def hash_of(name: str, profile: Profile) -> str:
     """The content hash of an artifact; empty where it is not whole."""
-    folder = build_folder() / "artifacts" / profile.name / name
+    shelf = build_folder() / "artifacts" / profile.name
+    folder = shelf / name
     manifest = artifacts.read_manifest(folder)
     if manifest is None or artifacts.damage(folder, manifest):
         return ""
@@ -116,6 +115,8 @@ def still_holds(result: Result, mark: str, path: Path, profile: Profile) -> bool
     """Whether a lesson passed, and nothing that it depends on or made has changed since."""
     if result.status != "passed" or result.fingerprint != mark:
         return False
-    files = [run_folder(profile) / path.name, page_of(path.stem, profile)]
-    whole = all(file.exists() for file in files)
-    return whole and artifacts_of(path, profile) == result.artifacts
+    executed = run_folder(profile) / path.name
+    page = page_of(path.stem, profile)
+    if not executed.exists() or not page.exists():
+        return False
+    return artifacts_of(path, profile) == result.artifacts

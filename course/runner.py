@@ -36,17 +36,6 @@ class Planned:
     peak: int
 
 
-@dataclass
-class Running:
-    """A lesson that runs, and the process that runs it."""
-
-    peak: int
-    child: subprocess.Popen
-
-
-# the plan -----------------------------------------------------------------------------------------
-
-
 def add_makers(paths: list[Path], profile: Profile) -> list[Path]:
     """The chosen lessons, and those that make what they need and is missing."""
     chosen = list(paths)
@@ -104,47 +93,52 @@ def kernel_environment(profile: Profile, jobs: int) -> dict[str, str]:
     return env
 
 
-# the run ------------------------------------------------------------------------------------------
-
-
 class Run:
-    """Lessons on their way: those that wait, those that run, those that have ended."""
+    """Lessons on their way: those planned, those that run, those that have ended."""
 
     def __init__(
         self, plan: dict[str, Planned], profile: Profile, seed: int
     ) -> None:
-        self.waiting = plan
+        self.plan = plan
         self.profile = profile
         self.parameters = {"PROFILE": profile.name, "SEED": seed}
         self.jobs = count_jobs(profile)
-        self.memory = psutil.virtual_memory().available
-        self.running: dict[str, Running] = {}
+        memory = psutil.virtual_memory()
+        self.memory = memory.available
+        self.running: dict[str, subprocess.Popen] = {}
         self.ended: dict[str, Result] = {}
 
     def go(self, fresh: bool) -> list[Result]:
-        """Run all; results in reading order."""
-        while self.waiting or self.running:
-            before = len(self.ended)
-            for name in list(self.waiting):
-                self.consider(name, fresh)
-            for name, running in list(self.running.items()):
-                if running.child.poll() is not None:
-                    self.finish(name)
-            if len(self.ended) > before:
-                report.write_index(self.profile)
-            else:
+        """Run all, and leave no process however it ends; results in reading order."""
+        try:
+            while len(self.ended) < len(self.plan):
+                self.look(fresh)
                 time.sleep(0.05)
+        finally:
+            execute.end_processes()
         return [self.ended[name] for name in sorted(self.ended)]
+
+    def look(self, fresh: bool) -> None:
+        """Start what can start, note what has ended."""
+        before = len(self.ended)
+        for name in self.plan:
+            if name in self.running:
+                if self.running[name].poll() is not None:
+                    self.finish(name)
+            elif name not in self.ended:
+                self.consider(name, fresh)
+        if len(self.ended) > before:
+            report.write_index(self.profile)
 
     def consider(self, name: str, fresh: bool) -> None:
         """Start a lesson if it can start now, or end it if it need not or cannot run."""
-        lesson = self.waiting[name]
-        made = {maker for maker in lesson.makers if maker in self.ended}
+        makers = self.plan[name].makers
+        made = makers & self.ended.keys()
         lost = [maker for maker in made if self.ended[maker].status != "passed"]
         if lost:
             error = f"it needs what {min(lost)} makes"
             self.end(Result(name, "blocked", error=error))
-        elif made == lesson.makers and self.has_room(lesson.peak):
+        elif made == makers and self.has_room(name):
             try:
                 self.reuse_or_start(name, fresh)
             except CourseError as error:
@@ -152,32 +146,29 @@ class Run:
 
     def reuse_or_start(self, name: str, fresh: bool) -> None:
         """Take up the earlier result of a lesson if it holds; else start the lesson."""
-        lesson = self.waiting[name]
-        mark = results.fingerprint(lesson.path, self.parameters)
+        path = self.plan[name].path
+        mark = results.fingerprint(path, self.parameters)
         old = results.read_result(name, self.profile)
-        if (
-            old
-            and not fresh
-            and results.still_holds(old, mark, lesson.path, self.profile)
-        ):
+        holds = old and results.still_holds(old, mark, path, self.profile)
+        if old and holds and not fresh:
             old.reused = True
             self.end(old)
         else:
-            result = Result(name, fingerprint=mark, parameters=self.parameters)
-            self.start(lesson, result)
+            self.start(Result(name, fingerprint=mark, parameters=self.parameters))
 
-    def has_room(self, peak: int) -> bool:
+    def has_room(self, name: str) -> bool:
         """Whether a core is free, and memory for all that the lessons may take at once."""
-        needed = peak
-        for running in self.running.values():
-            needed += running.peak
+        needed = self.plan[name].peak
+        for other in self.running:
+            needed += self.plan[other].peak
         free = len(self.running) < self.jobs and needed < self.memory
         return free or not self.running
 
-    def start(self, lesson: Planned, result: Result) -> None:
+    def start(self, result: Result) -> None:
         """Start the process of a lesson, which is "interrupted" until that says otherwise."""
         results.write_result(result, self.profile)
-        output = run_folder(self.profile) / lesson.path.name
+        path = self.plan[result.name].path
+        output = run_folder(self.profile) / path.name
         output.unlink(missing_ok=True)
         with open(output.with_suffix(".log"), "wb") as log:
             child = subprocess.Popen(
@@ -188,10 +179,9 @@ class Run:
                 stderr=log,
                 start_new_session=True,
             )
-        del self.waiting[result.name]
-        self.running[result.name] = Running(lesson.peak, child)
+        self.running[result.name] = child
         print(f"· {result.name} begins", flush=True)
-        task = {"path": str(lesson.path), "profile": asdict(self.profile)}
+        task = {"path": str(path), "profile": asdict(self.profile)}
         task["result"] = asdict(result)
         # Its standard input stays open: when it closes, the child knows that we are gone.
         with contextlib.suppress(BrokenPipeError):
@@ -201,8 +191,8 @@ class Run:
 
     def finish(self, name: str) -> None:
         """Note what became of a lesson whose process has ended, and end what it left."""
-        child = self.running.pop(name).child
-        execute.end_processes({one.child.pid for one in self.running.values()})
+        child = self.running.pop(name)
+        execute.end_processes({other.pid for other in self.running.values()})
         child.communicate()
         result = results.read_result(name, self.profile) or Result(name)
         if result.status == "interrupted":
@@ -214,7 +204,6 @@ class Run:
 
     def end(self, result: Result) -> None:
         """Keep a result and print its line; behind a failure cell, error and the file to open."""
-        self.waiting.pop(result.name, None)
         self.ended[result.name] = result
         if not result.reused:
             results.write_result(result, self.profile)
@@ -233,10 +222,7 @@ class Run:
 def run_course(
     paths: list[Path], profile: Profile, seed: int = 42, fresh: bool = False
 ) -> list[Result]:
-    """Run the lessons that are not yet done; every result is kept as soon as it is known.
-
-    However it ends, by a signal too, no process that it started is left.
-    """
+    """Run the lessons that are not yet done; every result is kept as soon as it is known."""
     folder = run_folder(profile)
     execute.adopt_orphans()
     signal.signal(signal.SIGTERM, stop)
@@ -249,8 +235,6 @@ def run_course(
     except Timeout:
         what = "another run of this profile is going on"
         raise CourseError(what, folder, "wait until it has ended") from None
-    finally:
-        execute.end_processes()
 
 
 def stop(number: int, _: object) -> None:

@@ -10,11 +10,12 @@ from itertools import zip_longest
 from pathlib import Path
 from typing import Any
 
-from course.notebooks import cells, read, tags
+from course.notebooks import Cell, Notebook, cells, read, tags
 from utils.errors import ROOT, CourseError
 from utils.lesson import RECORD_TYPE
 from utils.show import format_figure
 
+Rule = dict[str, float]
 MARKED = "nbval-check-output"
 
 
@@ -34,18 +35,16 @@ class Verdict:
     unusual: bool = False
 
 
-def records(notebook: dict[str, Any], kind: str) -> list[dict[str, Any]]:
+def records(notebook: Notebook, kind: str) -> list[dict[str, Any]]:
     """The figures or the exercises that an executed notebook holds in its outputs."""
     held = []
     for cell in cells(notebook, "code"):
         for output in cell["outputs"]:
-            record = output.get("data", {}).get(RECORD_TYPE)
-            if record and record["kind"] == kind:
+            data = output.get("data", {})
+            record = data.get(RECORD_TYPE, {})
+            if record.get("kind") == kind:
                 held.append(record)
     return held
-
-
-# figures ------------------------------------------------------------------------------------------
 
 
 def expectations(profile: str, number: str) -> dict[str, dict[str, Any]] | None:
@@ -53,14 +52,16 @@ def expectations(profile: str, number: str) -> dict[str, dict[str, Any]] | None:
     path = ROOT / "expected" / f"{profile}.toml"
     if not path.exists():
         return None
+    text = path.read_text(encoding="utf-8")
     try:
-        return tomllib.loads(path.read_text(encoding="utf-8")).get(number, {})
+        lessons = tomllib.loads(text)
     except tomllib.TOMLDecodeError as error:
         what = f"this is not TOML: {error}"
         raise CourseError(what, path, "mend the line it names") from None
+    return lessons.get(number, {})
 
 
-def bounds(rule: dict[str, float]) -> tuple[float, float]:
+def bounds(rule: Rule) -> tuple[float, float]:
     """Lowest and highest value that a rule allows.
 
     >>> bounds({"value": 3.5, "tolerance": 0.5}), bounds({"min": 4})
@@ -72,7 +73,7 @@ def bounds(rule: dict[str, float]) -> tuple[float, float]:
     return rule.get("min", -float("inf")), rule.get("max", float("inf"))
 
 
-def describe_rule(rule: dict[str, float]) -> str:
+def describe_rule(rule: Rule) -> str:
     """A rule in words.
 
     >>> describe_rule({"value": 3.5, "tolerance": 0.5}), describe_rule({"max": 2})
@@ -84,37 +85,37 @@ def describe_rule(rule: dict[str, float]) -> str:
 
 
 def judge_figures(
-    notebook: dict[str, Any], profile: str, number: str, strict: bool = False
+    notebook: Notebook, profile: str, number: str, strict: bool = False
 ) -> list[Verdict]:
     """Every figure recorded or expected, with what is wrong about it."""
     verdicts = [Verdict(**record) for record in records(notebook, "figure")]
     expected = expectations(profile, number)
     if expected is None:
         return verdicts
-    check, typical = expected.get("check", {}), expected.get("typical", {})
+    check = expected.get("check", {})
+    typical = expected.get("typical", {})
     rules = {**typical, **check}
     for verdict in verdicts:
-        name, value = verdict.name, verdict.value
+        name = verdict.name
+        value = verdict.value
         if name not in rules:
-            rule = f'"{name}" = {{ value = {value:g}, tolerance = … }}'
-            way = f"add to expected/{profile}.toml {rule}"
+            line = f'"{name}" = {{ value = {value:g}, tolerance = … }}'
+            way = f"add to expected/{profile}.toml {line}"
             verdict.problem = f"recorded, not expected: {way}"
             continue
-        verdict.expected = describe_rule(rules[name])
-        lowest, highest = bounds(rules[name])
+        rule = rules[name]
+        verdict.expected = describe_rule(rule)
+        lowest, highest = bounds(rule)
         # NaN is in no range.
         verdict.unusual = not lowest <= value <= highest
         if verdict.unusual and name in check:
             verdict.problem = f"{value:g} is outside {verdict.expected}"
     wanted = rules if strict else check
     for name in wanted.keys() - {verdict.name for verdict in verdicts}:
-        rule = describe_rule(wanted[name])
-        problem = "expected, not recorded"
-        verdicts.append(Verdict(name, expected=rule, problem=problem))
+        verdict = Verdict(name, problem="expected, not recorded")
+        verdict.expected = describe_rule(wanted[name])
+        verdicts.append(verdict)
     return verdicts
-
-
-# exercises ----------------------------------------------------------------------------------------
 
 
 def refusals(number: str) -> dict[str, str]:
@@ -125,7 +126,7 @@ def refusals(number: str) -> dict[str, str]:
 
 
 def judge_exercises(
-    notebook: dict[str, Any], refused: set[str], strict: bool = False
+    notebook: Notebook, refused: set[str], strict: bool = False
 ) -> Iterator[str]:
     """What is wrong with the exercises: every solution passes, every wrong answer is refused.
 
@@ -134,7 +135,9 @@ def judge_exercises(
     """
     seen: dict[str, set[str]] = {name: set() for name in refused}
     for record in records(notebook, "exercise"):
-        name, which, verdict = record["name"], record["which"], record["verdict"]
+        name = record["name"]
+        which = record["which"]
+        verdict = record["verdict"]
         seen.setdefault(name, set()).add(which)
         good = {
             "answer": verdict != "pass" or not strict,
@@ -144,17 +147,14 @@ def judge_exercises(
         if not good[which]:
             text = f"its {which} gets {verdict!r} {record['hint']}"
             yield f"exercise {name}: {text}".rstrip()
-    for name, which in seen.items():
+    for name, tried in seen.items():
         parts = ["answer", "solution"] + ["wrong answer"] * (name in refused)
-        for part in parts:
-            if part not in which:
-                yield f"exercise {name} has no {part}"
+        missing = [part for part in parts if part not in tried]
+        for part in missing:
+            yield f"exercise {name} has no {part}"
 
 
-# marked outputs -----------------------------------------------------------------------------------
-
-
-def output_lines(cell: dict[str, Any]) -> list[str]:
+def output_lines(cell: Cell) -> list[str]:
     """What a cell shows as text, line by line; what it records is judged elsewhere."""
     text = ""
     for output in cell["outputs"]:
@@ -166,9 +166,7 @@ def output_lines(cell: dict[str, Any]) -> list[str]:
     return [line.rstrip() for line in text.splitlines() if line.strip()]
 
 
-def judge_outputs(
-    notebook: dict[str, Any], committed: dict[str, Any]
-) -> Iterator[str]:
+def judge_outputs(notebook: Notebook, committed: Notebook) -> Iterator[str]:
     """Where a marked cell shows something else than the notebook that was run."""
     before = {cell["id"]: cell for cell in cells(committed, "code")}
     for count, cell in enumerate(cells(notebook, "code"), 1):

@@ -25,7 +25,7 @@ Problems = list[tuple[Path, str]]
 def parse(arguments: list[str] | None) -> Namespace:
     """The arguments, or a message and exit status 2."""
     form = RawDescriptionHelpFormatter
-    parser = ArgumentParser("course", epilog=HELP, formatter_class=form)
+    parser = ArgumentParser("python -m course", epilog=HELP, formatter_class=form)
     add = parser.add_argument
     add("action", choices=["fetch", *ACTIONS])
     add("names", nargs="*", metavar="NAME", help="what to fetch")
@@ -111,7 +111,7 @@ def check_run(path: Path, options: Namespace, profile: Profile) -> Problems:
     parameters = {"PROFILE": profile.name, "SEED": options.seed}
     mark = results.fingerprint(path, parameters)
     result = results.read_result(path.stem, profile)
-    if result is None or result.status != "passed" or result.fingerprint != mark:
+    if not result or not results.still_holds(result, mark, path, profile):
         text = f"no finished run of this notebook at profile {profile.name}"
         return [(path, text)]
     problems = run_problems(path, profile, options.strict)

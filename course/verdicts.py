@@ -100,8 +100,8 @@ def judge_figures(
         value = verdict.value
         if name not in rules:
             line = f'"{name}" = {{ value = {value:g}, tolerance = … }}'
-            way = f"add to expected/{profile}.toml {line}"
-            verdict.problem = f"recorded, not expected: {way}"
+            way = f"recorded, not expected: add to expected/{profile}.toml {line}"
+            verdict.problem = way
             continue
         rule = rules[name]
         verdict.expected = describe_rule(rule)

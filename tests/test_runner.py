@@ -317,18 +317,20 @@ def test_lessons_that_others_wait_for_come_first(course, monkeypatch):
     assert plan["03_third"].makers == {"01_first", "02_second"}
 
 
-def test_a_lesson_starts_only_where_core_and_memory_are_free(course, monkeypatch):
+def test_a_lesson_starts_only_where_core_and_memory_are_free(monkeypatch):
     memory = psutil.virtual_memory()._replace(available=5_000_000_000)
     monkeypatch.setattr(psutil, "virtual_memory", lambda: memory)
-    run = runner.Run({}, SMOKE, 42)
+    peaks = {"big": 9e9, "middle": 3.5e9, "small": 2.5e9, "other": 2e9}
+    plan = {name: runner.Planned(None, set(), peak) for name, peak in peaks.items()}
+    run = runner.Run(plan, SMOKE, 42)
     run.jobs = 2
     # What is alone may take all there is.
-    assert run.has_room(9_000_000_000)
-    run.running["x"] = runner.Running(2_000_000_000, None)
-    assert not run.has_room(3_500_000_000)
-    assert run.has_room(2_500_000_000)
+    assert run.has_room("big")
+    run.running["other"] = None
+    assert not run.has_room("middle")
+    assert run.has_room("small")
     run.jobs = 1
-    assert not run.has_room(2_500_000_000)
+    assert not run.has_room("small")
 
 
 def test_a_missing_input_is_made_first_and_the_reader_is_told(course):

@@ -2,101 +2,72 @@
 
 from __future__ import annotations
 
-import argparse
 import importlib.util
-import json
 import sys
 import time
+from argparse import ArgumentParser, Namespace, RawDescriptionHelpFormatter
 from pathlib import Path
-from typing import Any
 
-from course.notebooks import edited, prose_problems, select
-from utils.errors import ROOT, CourseError, short_path
+from course.notebooks import edited, select
+from utils.errors import ROOT, CourseError, build_folder, short_path
 from utils.profiles import Profile, choose_profile
 
 HELP = """what to do:
-  fetch    fetch the weights and data that lessons take; `fetch --help` says more
+  fetch    fetch the weights and data that lessons take: those named, or all
   run      execute the lessons, hold their figures to expected/, write the report as they finish
-  check    hold the last run to expected/, generated cells to their sources, links to their lessons
+  check    hold the last run to expected/, and generated cells to their sources
   report   write build/report/index.html of the last run again
   sync     write headers, set-up cells, footers and the README's table
   keep     make the last run the record: results/, and at laptop the committed outputs"""
 Problems = list[tuple[Path, str]]
 
 
-def parse(arguments: list[str] | None) -> argparse.Namespace:
+def parse(arguments: list[str] | None) -> Namespace:
     """The arguments, or a message and exit status 2."""
-    form = argparse.RawDescriptionHelpFormatter
-    parser = argparse.ArgumentParser(
-        prog="python -m course", epilog=HELP, formatter_class=form
-    )
-    parser.add_argument("action", choices=list(ACTIONS))
-    parser.add_argument(
-        "--profile", default="auto", help="smoke, laptop, gpu, cluster or auto"
-    )
-    parser.add_argument("--only", help="05, 04-07 or 00,02")
-    parser.add_argument("--seed", type=int, default=42)
-    parser.add_argument(
-        "--fresh", action="store_true", help="run again even what is done"
-    )
-    parser.add_argument(
-        "--strict", action="store_true", help="check what is committed, too"
-    )
-    parser.add_argument(
-        "-p", dest="parameters", action="append", default=[], metavar="NAME=VALUE"
-    )
-    return parser.parse_args(arguments)
+    form = RawDescriptionHelpFormatter
+    parser = ArgumentParser("python -m course", epilog=HELP, formatter_class=form)
+    add = parser.add_argument
+    add("action", choices=["fetch", *ACTIONS])
+    add("names", nargs="*", metavar="NAME", help="what to fetch")
+    add("--profile", default="auto", help="smoke, laptop, gpu, cluster or auto")
+    add("--only", "--for", help="lessons: 05, 04-07 or 00,02")
+    add("--seed", type=int, default=42)
+    add("--fresh", "--again", action="store_true", help="do even what is done")
+    add("--strict", action="store_true", help="check what is committed, too")
+    add("--list", action="store_true", help="fetch nothing, say what there is")
+    options = parser.parse_intermixed_args(arguments)
+    if options.names and options.action != "fetch":
+        parser.error("choose lessons with --only")
+    return options
 
 
-def read_parameter(pair: str) -> tuple[str, Any]:
-    """`STEPS=20` as a name and a value; what is not JSON is a string."""
-    name, equals, text = pair.partition("=")
-    if not equals:
-        raise CourseError(
-            f"-p {pair} is not understood", fix="write it as -p NAME=VALUE"
-        )
-    try:
-        return name, json.loads(text)
-    except json.JSONDecodeError:
-        return name, text
-
-
-def run(options: argparse.Namespace, profile: Profile) -> Problems:
+def run(options: Namespace, profile: Profile) -> Problems:
     """Run, then say what is wrong with what ran."""
-    if importlib.util.find_spec("ipykernel") is None:
-        raise CourseError(
-            "no kernel is installed: ipykernel is missing",
-            sys.prefix,
-            "run `make setup`",
-        )
     from course import runner
-    from utils.errors import build_folder
 
+    if importlib.util.find_spec("ipykernel") is None:
+        what = "no kernel is installed: ipykernel is missing"
+        raise CourseError(what, sys.prefix, "run `make setup`")
     start = time.perf_counter()
-    extra = dict(read_parameter(pair) for pair in options.parameters)
-    results = runner.run_course(
-        select(options.only), profile, options.seed, extra, options.fresh
-    )
-    problems = [
-        (ROOT / result.name, result.status)
-        for result in results
-        if result.status != "passed"
-    ]
-    if extra or options.seed != 42:
-        print("figures are not compared: these are not the parameters of expected/")
-    else:
-        for result in results:
-            if result.status == "passed":
-                problems += run_problems(
-                    ROOT / "notebooks" / f"{result.name}.ipynb", profile
-                )
+    paths = select(options.only)
+    seed = options.seed
+    results = runner.run_course(paths, profile, seed, options.fresh)
+    problems = []
+    for result in results:
+        path = ROOT / "notebooks" / f"{result.name}.ipynb"
+        if result.status != "passed":
+            problems.append((path, result.status))
+        elif seed == 42:
+            problems += run_problems(path, profile)
+    if seed != 42:
+        print("figures are not compared: this is not the seed of expected/")
     reused = sum(result.reused for result in results)
     note = f", {reused} done before (--fresh runs them again)" if reused else ""
     seconds = time.perf_counter() - start
-    print(
-        f"{len(results)} notebooks, {seconds:.0f} s, profile {profile.name}{note}"
-    )
-    print(f"report: {short_path(build_folder() / 'report' / 'index.html')}")
+    count = f"{len(results)} notebooks, {seconds:.0f} s"
+    print(f"{count}, profile {profile.name}{note}")
+    index = build_folder() / "report" / "index.html"
+    print(f"report: {short_path(index)}")
     return problems
 
 
@@ -105,13 +76,11 @@ def run_problems(path: Path, profile: Profile, strict: bool = False) -> Problems
     from course import results, verdicts
 
     executed = results.run_folder(profile) / path.name
-    return [
-        (path, text)
-        for text in verdicts.problems_of(executed, profile.name, path, strict)
-    ]
+    texts = verdicts.problems_of(executed, profile.name, path, strict)
+    return [(path, text) for text in texts]
 
 
-def check(options: argparse.Namespace, profile: Profile) -> Problems:
+def check(options: Namespace, profile: Profile) -> Problems:
     """Everything that can be known without executing anything.
 
     What a reader has changed in a lesson of her own is told and is no problem, unless `--strict`
@@ -119,81 +88,63 @@ def check(options: argparse.Namespace, profile: Profile) -> Problems:
     """
     from course import generate
 
-    problems = [
-        (path, "something generated is stale, run sync")
-        for path in generate.sync(write_it=False)
-    ]
-    problems += prose_problems()
+    stale = "something generated is stale, run sync"
+    problems = [(path, stale) for path in generate.sync(write_it=False)]
     for path in select(options.only):
         try:
             problems += check_run(path, options, profile)
         except CourseError as error:
             problems.append((path, str(error)))
-    if options.strict:
-        return problems
-    changed = {
-        path for path, _ in problems if path.suffix == ".ipynb" and edited(path)
-    }
-    for path in sorted(changed):
-        texts = [text for place, text in problems if place == path]
-        print(f"· {path.stem}, which you have changed: {'; '.join(texts)}")
-    return [(path, text) for path, text in problems if path not in changed]
+    counted = []
+    for path, text in problems:
+        if path.suffix == ".ipynb" and not options.strict and edited(path):
+            print(f"· {path.stem}, which you have changed: {text}")
+        else:
+            counted.append((path, text))
+    return counted
 
 
-def check_run(
-    path: Path, options: argparse.Namespace, profile: Profile
-) -> Problems:
+def check_run(path: Path, options: Namespace, profile: Profile) -> Problems:
     """What is wrong with the last run of one lesson; strictly, also with what is committed."""
-    from course import notebooks, results, verdicts
+    from course import results, verdicts
 
-    mark = results.fingerprint(
-        path, {"PROFILE": profile.name, "SEED": options.seed}
-    )
+    parameters = {"PROFILE": profile.name, "SEED": options.seed}
+    mark = results.fingerprint(path, parameters)
     result = results.read_result(path.stem, profile)
-    if result is None or result.status != "passed" or result.fingerprint != mark:
-        return [
-            (path, f"no finished run of this notebook at profile {profile.name}")
-        ]
+    if not result or not results.still_holds(result, mark, path, profile):
+        text = f"no finished run of this notebook at profile {profile.name}"
+        return [(path, text)]
     problems = run_problems(path, profile, options.strict)
     if options.strict:
-        problems += [
-            (path, text)
-            for text in verdicts.problems_of(path, "laptop", strict=True)
-        ]
-        counts = [
-            cell["execution_count"]
-            for cell in notebooks.cells(notebooks.read(path), "code")
-        ]
-        if counts != list(range(1, len(counts) + 1)):
-            problems.append((path, "its cells were not executed 1..n"))
+        for text in verdicts.problems_of(path, "laptop", strict=True):
+            problems.append((path, text))
     return problems
 
 
-def report(options: argparse.Namespace, profile: Profile) -> Problems:
+def report(options: Namespace, profile: Profile) -> Problems:
     """Write the report and say where it is."""
-    from course.report import write_report
+    from course.report import write_index
 
-    print(f"report: {short_path(write_report(profile))}")
+    print(f"report: {short_path(write_index(profile))}")
     return []
 
 
-def sync(options: argparse.Namespace, profile: Profile) -> Problems:
+def sync(options: Namespace, profile: Profile) -> Problems:
     """Write everything generated."""
     from course import generate
 
-    print(
-        "written:",
-        ", ".join(map(short_path, generate.sync())) or "nothing, all is up to date",
-    )
+    written = ", ".join(map(short_path, generate.sync()))
+    print("written:", written or "nothing, all is up to date")
     return []
 
 
-def keep(options: argparse.Namespace, profile: Profile) -> Problems:
+def keep(options: Namespace, profile: Profile) -> Problems:
     """Make the last run the record."""
     from course.report import commit, keep
 
-    names = keep(profile, select(options.only))
-    print(f"kept at commit {commit()}:", ", ".join(names))
+    paths = select(options.only)
+    names = ", ".join(keep(profile, paths))
+    print(f"kept at commit {commit()}: {names}")
     return sync(options, profile)
 
 
@@ -202,13 +153,13 @@ ACTIONS = {"run": run, "check": check, "report": report, "sync": sync, "keep": k
 
 def main(arguments: list[str] | None = None) -> int:
     """Do one thing; 0: all is well, 1: something is off, 2: not done at all, 130: interrupted."""
-    arguments = sys.argv[1:] if arguments is None else arguments
+    options = parse(arguments)
     try:
-        if arguments[:1] == ["fetch"]:
+        if options.action == "fetch":
             from course import fetch
 
-            return fetch.main(arguments[1:])
-        options = parse(arguments)
+            fetch.run(options.names, options.only, options.list, options.fresh)
+            return 0
         profile, reason = choose_profile(options.profile)
         if options.action == "run":
             print(f"profile {profile.name} ({reason})", flush=True)
@@ -217,10 +168,8 @@ def main(arguments: list[str] | None = None) -> int:
         print(error, file=sys.stderr)
         return 2
     except KeyboardInterrupt:
-        print(
-            "\ninterrupted: the same command goes on with what is not yet done",
-            file=sys.stderr,
-        )
+        way = "the same command goes on with what is not yet done"
+        print(f"\ninterrupted: {way}", file=sys.stderr)
         return 130
     for path, problem in problems:
         print(f"✘ {path.stem}: {problem}", file=sys.stderr)

@@ -16,35 +16,19 @@ ROOT = Path(__file__).resolve().parent.parent
 IMAGE = {"torch", "numpy", "ipykernel", "jupyterlab"}
 
 
-def missing(lines: list[str]) -> list[str]:
-    """The requirements that this Python does not meet.
+def wanted(lines: list[str]) -> list[str]:
+    """The requirements that pip may see to.
 
-    >>> missing(["pip>=1  # here", "no-such-package>=2", "-e ."])
-    ['no-such-package>=2']
+    >>> wanted(["pip>=1  # here", "torch>=2", "", "-e ."])
+    ['pip>=1']
     """
-    from packaging.requirements import Requirement
-
-    unmet = []
-    for line in lines:
-        text = line.split("#")[0].strip()
-        if not text or text.startswith("-"):
-            continue
-        need = Requirement(text)
-        try:
-            met = need.specifier.contains(
-                metadata.version(need.name), prereleases=True
-            )
-        except metadata.PackageNotFoundError:
-            met = False
-        if met:
-            continue
-        if need.name in IMAGE:
-            print(
-                f"this image keeps its own {need.name}; the course is tested with {text}"
-            )
-        else:
-            unmet.append(text)
-    return unmet
+    texts = [line.split("#")[0].strip() for line in lines]
+    found = []
+    for text in texts:
+        name = text.partition(">=")[0]
+        if text and name not in IMAGE and not text.startswith("-"):
+            found.append(text)
+    return found
 
 
 def pip(*arguments: str) -> None:
@@ -56,27 +40,16 @@ def main(number: str) -> None:
     """Install what is missing, then fetch the assets of one lesson."""
     from packaging.version import Version
 
-    unmet = missing(
-        (ROOT / "requirements.txt").read_text(encoding="utf-8").splitlines()
-    )
-    if unmet:
-        pip("install", *unmet)
+    needs = (ROOT / "requirements.txt").read_text(encoding="utf-8")
+    pip("install", *wanted(needs.splitlines()))
     try:
         if Version(metadata.version("torchao")) < Version("0.17"):
             pip("uninstall", "-y", "torchao")
     except metadata.PackageNotFoundError:
         pass
-    subprocess.run(
-        [sys.executable, "-m", "course", "fetch", "--for", number],
-        cwd=ROOT,
-        check=True,
-    )
-    print("ready")
-    if unmet:
-        print(
-            "restart the runtime if one of these was already imported:",
-            ", ".join(unmet),
-        )
+    command = [sys.executable, "-m", "course", "fetch", "--for", number]
+    subprocess.run(command, cwd=ROOT, check=True)
+    print("ready; restart the runtime if pip has just said so")
 
 
 if __name__ == "__main__":

@@ -1,8 +1,7 @@
 """Runs one notebook in this process: `python -m course.execute`, its task as JSON on stdin.
 
-The runner starts one such process a lesson, and reads a line of JSON from it at each cell and at
-the end. Standard input stays open as long as the runner lives: when it closes, this process ends
-everything that the lesson has started, and itself.
+The runner starts one such process a lesson and keeps standard input open. When it closes, the
+runner is gone, and this process ends everything that the lesson has started, and itself.
 """
 
 from __future__ import annotations
@@ -16,31 +15,30 @@ import sys
 import tempfile
 import threading
 import time
-from dataclasses import dataclass, field
+from collections.abc import Callable, Collection
 from pathlib import Path
 from typing import Any
 
 import psutil
 
+from course.notebooks import called
+from course.results import (
+    Facts,
+    Result,
+    artifacts_of,
+    page_of,
+    run_folder,
+    write_result,
+)
+from course.verdicts import refusals
+from utils import artifacts
+from utils.errors import CourseError
+from utils.profiles import Profile
+
 # A process that ends with its kernel may need a moment on a busy machine.
 GRACE_SECONDS = 5
 # The path of a local socket may have about a hundred characters.
 LONGEST_SOCKET_FOLDER = 80
-
-
-@dataclass
-class Task:
-    """What to run, with what, for how long, and where to leave it and its page."""
-
-    notebook: str
-    output: str
-    page: str
-    parameters: dict[str, Any]
-    cell_seconds: int = 900
-    refusals: dict[str, str] = field(default_factory=dict)
-
-
-# processes ----------------------------------------------------------------------------------------
 
 
 def adopt_orphans() -> None:
@@ -50,52 +48,48 @@ def adopt_orphans() -> None:
         ctypes.CDLL(None, use_errno=True).prctl(PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0)
 
 
-def below(pid: int, recursive: bool = True) -> list[psutil.Process]:
-    """The live processes that a process has started, and those that they have."""
-    alive = []
+def is_alive(process: psutil.Process) -> bool:
+    """Whether a process still runs; one that nobody has collected does not."""
+    with contextlib.suppress(psutil.Error):
+        return process.status() != psutil.STATUS_ZOMBIE
+    return False
+
+
+def below(spared: Collection[int] = ()) -> list[psutil.Process]:
+    """What this process has started, and what that has, without some children and theirs."""
+    found = []
     with contextlib.suppress(psutil.Error, OSError):
-        for child in psutil.Process(pid).children(recursive=recursive):
-            with contextlib.suppress(psutil.Error):
-                if child.status() != psutil.STATUS_ZOMBIE:
-                    alive.append(child)
-    return alive
+        for child in psutil.Process().children():
+            if child.pid not in spared:
+                found.append(child)
+                with contextlib.suppress(psutil.Error):
+                    found += child.children(recursive=True)
+    return [process for process in found if is_alive(process)]
 
 
-def end_everything_below(pid: int) -> None:
-    """Kill all descendants, and what they start meanwhile."""
-    deadline = time.monotonic() + GRACE_SECONDS
-    while (processes := below(pid)) and time.monotonic() < deadline:
-        for process in processes:
-            with contextlib.suppress(psutil.Error):
-                process.kill()
+def end_processes(spared: Collection[int] = (), grace: float = 0) -> int:
+    """Kill what still lives after a grace, and what that starts meanwhile; how many there were."""
+    start = time.monotonic()
+    count = 0
+    while processes := below(spared):
+        waited = time.monotonic() - start
+        if waited > grace + GRACE_SECONDS:
+            break
+        if waited >= grace:
+            count = max(count, len(processes))
+            for process in processes:
+                with contextlib.suppress(psutil.Error):
+                    process.kill()
         time.sleep(0.02)
-
-
-def end_children_but(pids: set[int]) -> None:
-    """Kill what came to us as an orphan, from a process that could not end it any more."""
-    for child in below(os.getpid(), recursive=False):
-        if child.pid not in pids:
-            end_everything_below(child.pid)
-            with contextlib.suppress(psutil.Error):
-                child.kill()
-
-
-def end_survivors() -> int:
-    """Kill what has outlived its kernel; how many processes that were."""
-    deadline = time.monotonic() + GRACE_SECONDS
-    while below(os.getpid()) and time.monotonic() < deadline:
-        time.sleep(0.02)
-    survivors = below(os.getpid())
-    end_everything_below(os.getpid())
-    return len(survivors)
+    return count
 
 
 def end_with_parent(runtime: str) -> None:
-    """Wait until the runner is gone, however it went; then leave nothing behind."""
+    """In a thread: wait until the runner is gone, however it went; then leave nothing behind."""
     # os.read, because a thread inside sys.stdin would keep the interpreter from ending.
     while os.read(0, 4096):
         pass
-    end_everything_below(os.getpid())
+    end_processes()
     shutil.rmtree(runtime, ignore_errors=True)
     os._exit(1)
 
@@ -115,72 +109,70 @@ def memory_of(processes: list[psutil.Process]) -> int:
     return total
 
 
+def watch_memory(result: Result) -> None:
+    """In a thread: note the most memory that the lesson's processes hold together."""
+    while True:
+        start = time.monotonic()
+        held = memory_of(below())
+        result.peak_bytes = max(result.peak_bytes, held)
+        # The system walks every page held for this: a twentieth of a core at most.
+        took = time.monotonic() - start
+        time.sleep(min(2.0, max(0.25, 20 * took)))
+
+
 def last_words(log: Path) -> str:
     """The last line that a process has left in its log."""
     lines = log.read_text(encoding="utf-8", errors="replace").splitlines()
-    return next((line for line in reversed(lines) if line.strip()), "no last words")
+    words = [line for line in lines if line.strip()]
+    return words[-1] if words else "no last words"
 
 
-# the notebook -------------------------------------------------------------------------------------
-
-
-def prepare(task: Task) -> Any:
+def prepare(path: Path, parameters: Facts) -> Any:
     """The notebook to run: parameters behind their cell, wrong answers behind their solutions."""
     import nbformat
 
-    from course.notebooks import called
-    from utils.errors import CourseError
-
-    notebook = nbformat.read(task.notebook, as_version=4)
-    refusals = dict(task.refusals)
+    notebook = nbformat.read(path, as_version=4)
+    wrong = refusals(path.name[:2])
+    tagged = False
     cells = []
     for cell in notebook.cells:
         cells.append(cell)
         if "parameters" in cell.metadata.get("tags", []):
-            values = [
-                f"{name} = {value!r}" for name, value in task.parameters.items()
-            ]
+            tagged = True
+            values = [f"{name} = {value!r}" for name, value in parameters.items()]
             cells.append(new_cell("\n".join(values), "injected-parameters"))
-        for function, name in (
-            called(cell.source) if cell.cell_type == "code" else []
-        ):
-            if function == "solution" and name in refusals:
-                cells.append(new_cell(refusals.pop(name), "refused"))
-    if refusals:
-        file = f"expected/refused/{Path(task.notebook).name[:2]}.py"
-        what = f"{file} has wrong answers for {min(refusals)}, which has no solution cell"
-        raise CourseError(
-            what, Path(task.notebook), "mend the number, or add the solution"
+        code = cell.source if cell.cell_type == "code" else ""
+        for function, name in called(code):
+            if function == "solution" and name in wrong:
+                cells.append(new_cell(wrong.pop(name), "refused"))
+    if not tagged:
+        way = "tag the cell with PROFILE and SEED"
+        raise CourseError("no cell is tagged `parameters`", path, way)
+    if wrong:
+        file = f"expected/refused/{path.name[:2]}.py"
+        what = (
+            f"{file} has wrong answers for {min(wrong)}, which has no solution cell"
         )
+        raise CourseError(what, path, "mend the number, or add the solution")
     notebook.cells = cells
     return notebook
 
 
 def new_cell(source: str, tag: str) -> Any:
     """A folded cell that only the executed copy has."""
-    import nbformat
+    from nbformat.v4 import new_code_cell
 
     metadata = {"tags": [tag], "jupyter": {"source_hidden": True}}
-    return nbformat.v4.new_code_cell(source.strip(), metadata=metadata)
+    return new_code_cell(source.strip(), metadata=metadata)
 
 
 def make_kernel(runtime: str) -> Any:
     """A kernel that is this very interpreter, whatever kernels the reader has registered."""
-    from jupyter_client.kernelspec import KernelSpec, KernelSpecManager
+    from jupyter_client.kernelspec import KernelSpecManager
     from jupyter_client.manager import AsyncKernelManager
 
-    class ThisInterpreter(KernelSpecManager):
-        def get_kernel_spec(self, kernel_name: str) -> KernelSpec:
-            argv = [
-                sys.executable,
-                "-m",
-                "ipykernel_launcher",
-                "-f",
-                "{connection_file}",
-            ]
-            return KernelSpec(argv=argv, display_name="Python 3", language="python")
-
-    manager = AsyncKernelManager(kernel_spec_manager=ThisInterpreter())
+    manager = AsyncKernelManager()
+    manager.kernel_spec_manager = KernelSpecManager(kernel_dirs=[])
     if os.name == "posix" and len(runtime) < LONGEST_SOCKET_FOLDER:
         # Local sockets: two lessons that start at once cannot choose the same port.
         manager.transport = "ipc"
@@ -188,103 +180,94 @@ def make_kernel(runtime: str) -> Any:
     return manager
 
 
-def make_client(notebook: Any, task: Task, runtime: str) -> Any:
-    """A client that says which cell begins, and now and then writes what there is so far."""
+def make_client(notebook: Any, path: Path, profile: Profile, result: Result) -> Any:
+    """A client that counts the cells it begins and keeps to the limits of the profile."""
     from nbclient import NotebookClient
 
-    codes = [
-        cell
-        for cell in notebook.cells
-        if cell.cell_type == "code" and cell.source.strip()
-    ]
-    progress = {"cell": 0, "cells": len(codes)}
-    written = time.monotonic()
+    end = time.monotonic() + profile.notebook_seconds
 
     def next_cell(**_: Any) -> None:
-        nonlocal written
-        progress["cell"] += 1
-        say(progress)
-        # To write a notebook at each cell costs a lesson eight seconds.
-        if time.monotonic() - written > 2:
-            write(notebook, Path(task.output))
-            written = time.monotonic()
+        result.cell += 1
 
-    folder = str(Path(task.notebook).parent)
-    client = NotebookClient(notebook, resources={"metadata": {"path": folder}})
+    def seconds_left(_: Any) -> int:
+        left = int(end - time.monotonic())
+        return max(1, min(profile.cell_seconds, left))
+
+    resources = {"metadata": {"path": str(path.parent)}}
+    client = NotebookClient(notebook, resources=resources)
     client.on_cell_execute = next_cell
-    client.timeout = task.cell_seconds
+    client.timeout_func = seconds_left
     client.startup_timeout = 600
-    client.km = make_kernel(runtime)
     return client
 
 
-def write(notebook: Any, path: Path) -> None:
-    """Write a notebook aside, and rename it over the old one."""
+def execute(path: Path, profile: Profile, result: Result, runtime: str) -> None:
+    """Run a notebook and leave its copy; what became of it stands in `result`."""
     import nbformat
-
-    aside = path.with_name(f".{path.name}.part")
-    aside.write_text(nbformat.writes(notebook) + "\n", encoding="utf-8")
-    os.replace(aside, path)
-
-
-def say(facts: dict[str, Any]) -> None:
-    """One line of JSON for the runner."""
-    print(json.dumps(facts), flush=True)
-
-
-def execute(task: Task, runtime: str) -> dict[str, Any]:
-    """Run a notebook and leave its copy; what became of it."""
     from nbclient.exceptions import CellExecutionError, CellTimeoutError
 
-    notebook = prepare(task)
-    client = make_client(notebook, task, runtime)
-    output = Path(task.output)
+    output = run_folder(profile) / path.name
+    notebook = prepare(path, result.parameters)
+    codes = [cell for cell in notebook.cells if cell.cell_type == "code"]
+    result.cells = sum(bool(cell.source.strip()) for cell in codes)
+    client = make_client(notebook, path, profile, result)
+    client.km = make_kernel(runtime)
     start = time.perf_counter()
-    error = ""
     try:
-        # What a kernel says outside of its cells goes where our own errors go: into the log.
-        client.execute(stdout=sys.stderr.fileno(), stderr=sys.stderr.fileno())
+        client.execute()
     except CellExecutionError as problem:
-        error = f"{problem.ename}: {problem.evalue}"
+        result.error = f"{problem.ename}: {problem.evalue}"
     except CellTimeoutError:
-        error = f"the cell ran past its {task.cell_seconds} s"
+        result.error = f"the cell ran past its {profile.cell_seconds} s"
     except RuntimeError:
-        error = f"the kernel died (out of memory?): {last_words(output.with_suffix('.log'))}"
-    seconds = round(time.perf_counter() - start, 2)
-    write(notebook, output)
-    survivors = end_survivors()
-    if survivors and not error:
-        error = f"{survivors} processes outlived the kernel and were ended"
-    return {
-        "status": "failed" if error else "passed",
-        "error": error,
-        "seconds": seconds,
-    }
+        words = last_words(output.with_suffix(".log"))
+        result.error = f"the kernel died (out of memory?): {words}"
+    result.seconds = round(time.perf_counter() - start, 2)
+    limit = profile.notebook_seconds
+    if result.seconds >= limit:
+        result.error = (
+            f"the notebook ran past the {limit} s of profile {profile.name}"
+        )
+    # As Jupyter writes it, but whole or not at all.
+    artifacts.write_json(output, json.loads(nbformat.writes(notebook)))
+    survivors = end_processes(grace=GRACE_SECONDS)
+    if survivors and not result.error:
+        result.error = f"{survivors} processes outlived the kernel and were ended"
+
+
+def in_thread(work: Callable, given: object) -> None:
+    """Do something beside all else, until this process ends."""
+    thread = threading.Thread(target=work, args=(given,))
+    thread.daemon = True
+    thread.start()
 
 
 def main() -> None:
-    """Read the task, run it, leave its page, and say what became of it."""
+    """Read the task, run it, leave its page and what became of it."""
     # jsonschema, which nbformat imports, spends two seconds on a grammar of web addresses, of which
     # the schema of a notebook has none. Without that module it goes on.
     sys.modules["rfc3987_syntax"] = None  # type: ignore[assignment]
     from course.report import export
-    from utils.artifacts import plain_disk_errors
-    from utils.errors import CourseError
 
     adopt_orphans()
-    task = Task(**json.loads(sys.stdin.readline()))
+    task = json.loads(sys.stdin.readline())
+    path = Path(task["path"])
+    profile = Profile(**task["profile"])
+    result = Result(**task["result"])
+    folder = run_folder(profile)
     with tempfile.TemporaryDirectory(prefix="k") as runtime:
         os.environ["JUPYTER_RUNTIME_DIR"] = runtime
-        threading.Thread(
-            target=end_with_parent, args=(runtime,), daemon=True
-        ).start()
+        in_thread(end_with_parent, runtime)
+        in_thread(watch_memory, result)
         try:
-            with plain_disk_errors(Path(task.output).parent):
-                result = execute(task, runtime)
-                export(Path(task.output), Path(task.page))
+            with artifacts.plain_disk_errors(folder):
+                execute(path, profile, result, runtime)
+                export(folder / path.name, page_of(path.stem, profile))
         except CourseError as error:
-            result = {"status": "failed", "error": str(error)}
-        say(result)
+            result.error = str(error)
+        result.status = "failed" if result.error else "passed"
+        result.artifacts = artifacts_of(path, profile)
+        write_result(result, profile)
 
 
 if __name__ == "__main__":

@@ -9,6 +9,7 @@ from __future__ import annotations
 import math
 import re
 import tomllib
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -16,9 +17,9 @@ import jinja2
 
 from course.fetch import taken_by
 from course.notebooks import (
+    Notebook,
     calls,
     inputs,
-    link_mentions,
     read,
     readable,
     select,
@@ -36,25 +37,24 @@ TEMPLATES = jinja2.Environment(
     lstrip_blocks=True,
     autoescape=lambda name: name == "report.j2",
 )
+Facts = dict[str, Any]
 # The tags of the cells that are written here.
 GENERATED = {"header", "bootstrap", "footer"}
-FOLDED = {"jupyter": {"source_hidden": True}, "cellView": "form"}
 TABLE = re.compile(r"(<!-- lessons:begin -->).*(<!-- lessons:end -->)", re.DOTALL)
 
 
-def costs(number: str) -> list[dict[str, str]]:
-    """Time, peak memory and disk of a lesson at each profile, from the recorded runs."""
-    rows = []
-    for profile in ("smoke", "laptop", "gpu"):
-        row = {"profile": profile, "time": "not yet run"}
-        cost = recorded(profile).get(number)
-        if cost:
-            row["time"] = round_seconds(cost["seconds"])
-            row["memory"] = round_size(cost["peak_bytes"])
-            row["disk"] = round_size(cost["disk_bytes"])
-            row["machine"] = cost["machine"]
-        rows.append(row)
-    return rows
+def cost_of(number: str, profile: str) -> Facts:
+    """Time, peak memory and disk of a lesson at a profile, from the recorded run."""
+    cost = recorded(profile).get(number)
+    if cost is None:
+        return {"profile": profile, "time": "not yet run"}
+    return {
+        "profile": profile,
+        "time": round_seconds(cost["seconds"]),
+        "memory": round_size(cost["peak_bytes"]),
+        "disk": round_size(cost["disk_bytes"]),
+        "machine": cost["machine"],
+    }
 
 
 def round_seconds(seconds: float) -> str:
@@ -80,64 +80,37 @@ def round_size(count: float) -> str:
     return format_bytes(math.ceil(count / step) * step)
 
 
-def study_time(notebook: dict[str, Any]) -> str:
-    """How long a lesson takes to study: as its metadata says, else by words and lines of code."""
-    minutes = notebook["metadata"].get("course", {}).get("minutes")
-    if minutes is None:
-        minutes = 0.0
-        for cell in notebook["cells"]:
-            if GENERATED.isdisjoint(tags(cell)):
-                text = source(cell)
-                lines = [line for line in text.splitlines() if line.strip()]
-                prose = cell["cell_type"] == "markdown"
-                minutes += len(text.split()) / 150 if prose else len(lines) / 3
-    quarters = max(1, round(minutes / 15))
-    return "1 hour" if quarters == 4 else f"{quarters / 4:g} hours"
-
-
 def title_of(path: Path) -> str:
     """`05 · Tokenizers up close`."""
     about = read(path)["metadata"].get("course", {})
     return f"{path.name[:2]} · {about.get('title', path.stem[3:])}"
 
 
-def facts_of(path: Path, paths: list[Path]) -> dict[str, Any]:
+def facts_of(path: Path) -> Facts:
     """All that a template wants to know of a notebook."""
     notebook = read(path)
-    about = notebook["metadata"].get("course", {})
-    place = paths.index(path)
-    around = [None, *paths, None]
-    project = tomllib.loads(
-        (CHECKOUT / "pyproject.toml").read_text(encoding="utf-8")
-    )["project"]
+    number = path.name[:2]
+    text = (CHECKOUT / "pyproject.toml").read_text(encoding="utf-8")
     return {
-        **about,
-        "needs": link_mentions(about.get("needs", "")),
-        "number": path.name[:2],
+        **notebook["metadata"].get("course", {}),
+        "number": number,
         "file": path.name,
         "title": title_of(path),
-        "minutes": study_time(notebook),
-        "repository": project["urls"]["Repository"],
-        "costs": costs(path.name[:2]),
+        "repository": tomllib.loads(text)["project"]["urls"]["Repository"],
+        "costs": [cost_of(number, name) for name in ("smoke", "laptop", "gpu")],
         "assets": taken_by(path),
         "takes": dict.fromkeys(calls(path, "need")) | inputs(path),
         "makes": calls(path, "publish"),
-        "before": neighbour(around[place]),
-        "after": neighbour(around[place + 2]),
     }
-
-
-def neighbour(path: Path | None) -> dict[str, str] | None:
-    """File and title of the lesson before or after, if there is one."""
-    if path is None:
-        return None
-    return {"file": path.name, "title": title_of(path)}
 
 
 def sync(write_it: bool = True) -> list[Path]:
     """Bring everything generated up to date; the files that changed, or that would."""
     paths = readable(select())
-    lessons = [facts_of(path, paths) for path in paths]
+    lessons = [facts_of(path) for path in paths]
+    for first, second in pairwise(lessons):
+        first["after"] = second
+        second["before"] = first
     changed = []
     for path, facts in zip(paths, lessons):
         notebook = read(path)
@@ -145,7 +118,8 @@ def sync(write_it: bool = True) -> list[Path]:
             changed.append(path)
             if write_it:
                 write(path, notebook)
-    table = TEMPLATES.get_template("lessons.j2").render(lessons=lessons).strip()
+    template = TEMPLATES.get_template("lessons.j2")
+    table = template.render(lessons=lessons).strip()
     readme = ROOT / "README.md"
     text = readme.read_text(encoding="utf-8")
     filled = TABLE.sub(lambda marks: f"{marks[1]}\n{table}\n{marks[2]}", text)
@@ -156,16 +130,13 @@ def sync(write_it: bool = True) -> list[Path]:
     return changed
 
 
-def fill(notebook: dict[str, Any], facts: dict[str, Any]) -> bool:
+def fill(notebook: Notebook, facts: Facts) -> bool:
     """Write the generated cells of a notebook; whether one of them changed."""
     changed = False
     for cell in notebook["cells"]:
         for tag in GENERATED & set(tags(cell)):
             text = TEMPLATES.get_template(f"{tag}.j2").render(facts).strip()
-            folds = FOLDED if tag == "bootstrap" else {}
-            metadata = {**cell["metadata"], **folds}
-            if source(cell) != text or cell["metadata"] != metadata:
+            if source(cell) != text:
+                cell["source"] = text.splitlines(keepends=True)
                 changed = True
-            cell["source"] = text.splitlines(keepends=True)
-            cell["metadata"] = metadata
     return changed

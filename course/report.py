@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import functools
 import os
-import re
 import subprocess
 from pathlib import Path
 from typing import Any
@@ -20,23 +19,21 @@ from utils.machine import machine_facts
 from utils.profiles import Profile
 from utils.show import format_figure
 
+Output = dict[str, Any]
 # Nothing is fetched and nothing runs in a page: a formula stays as it was written.
 PAGE = """{% extends "lab/index.html.j2" %}
 {% block html_head_js %}{% endblock %}
 {% block html_head_js_mathjax %}{% endblock %}
 {% block html_head_js_mermaidjs %}{% endblock %}"""
-PAGE_TAGS = re.findall(
-    r"\w+",
-    """a abbr b blockquote br caption code dd del details div dl dt em h1 h2 h3 h4 h5 h6 hr i img
-    kbd li ol p pre s small span strong sub summary sup table tbody td tfoot th thead tr u ul""",
-)
+PAGE_TAGS = """a abbr b blockquote br caption code dd del details div dl dt em h1 h2 h3 h4 h5 h6
+    hr i img kbd li ol p pre s small span strong sub summary sup table tbody td tfoot th thead tr
+    u ul"""
+CELL = ["style", "colspan", "rowspan"]
 PAGE_ATTRIBUTES = {
     "*": ["class", "id", "title"],
     "a": ["href"],
     "img": ["src", "alt", "width", "height"],
-}
-PAGE_ATTRIBUTES |= {
-    tag: ["style", "colspan", "rowspan"] for tag in ("td", "th", "small")
+    **dict.fromkeys(["td", "th", "small"], CELL),
 }
 
 
@@ -44,61 +41,47 @@ def commit() -> str:
     """The commit of the checkout, with a mark if it was changed since."""
     command = ["git", "describe", "--always", "--dirty", "--abbrev=10"]
     described = subprocess.run(command, cwd=ROOT, capture_output=True, text=True)
-    return described.stdout.strip() or "unknown"
-
-
-# the report ---------------------------------------------------------------------------------------
+    words = described.stdout.strip()
+    return words or "unknown"
 
 
 def export(executed: Path, page: Path) -> None:
     """Write an executed notebook as a page in which no text of a corpus can become a program."""
-    import nbformat
     from bleach.css_sanitizer import CSSSanitizer
     from bleach.sanitizer import Cleaner
     from nbconvert import HTMLExporter
 
     styles = CSSSanitizer(allowed_css_properties=["text-align", "opacity"])
-    cleaner = Cleaner(
-        tags=PAGE_TAGS, attributes=PAGE_ATTRIBUTES, css_sanitizer=styles
-    )
+    tags = PAGE_TAGS.split()
+    cleaner = Cleaner(tags=tags, attributes=PAGE_ATTRIBUTES, css_sanitizer=styles)
     exporter = HTMLExporter(
         raw_template=PAGE, sanitize_html=True, embed_images=True
     )
     exporter.register_filter("clean_html", cleaner.clean)
-    resources = {
-        "metadata": {"path": str(ROOT / "notebooks"), "name": executed.stem}
-    }
-    body, _ = exporter.from_notebook_node(
-        nbformat.read(executed, as_version=4), resources
-    )
+    # Pictures are looked for beside the lesson, not beside its copy.
+    place = {"path": str(ROOT / "notebooks"), "name": executed.stem}
+    with executed.open(encoding="utf-8") as file:
+        body, _ = exporter.from_file(file, {"metadata": place})
     page.parent.mkdir(parents=True, exist_ok=True)
     page.write_text(body, encoding="utf-8")
 
 
-def section(result: Result, profile: Profile, folder: Path) -> dict[str, Any]:
+def section(result: Result, profile: Profile) -> dict[str, Any]:
     """What the first page says of one lesson."""
     source = ROOT / "notebooks" / f"{result.name}.ipynb"
-    executed = run_folder(profile) / source.name
     page = page_of(result.name, profile)
-    facts = {
-        **vars(result),
-        "title": result.name,
-        "page": "",
-        "figures": [],
-        "exercises": [],
-        "problems": [],
-    }
-    if page.exists():
-        facts["page"] = page.relative_to(folder).as_posix()
+    facts: dict[str, Any] = {**vars(result), "title": result.name}
+    facts |= {"figures": [], "exercises": [], "problems": []}
+    facts["page"] = f"{profile.name}/{page.name}" if page.exists() else ""
     try:
         facts["title"] = title_of(source)
         if result.status == "passed":
-            notebook = read(executed)
-            facts["figures"] = verdicts.judge_figures(
-                notebook, profile.name, result.name[:2]
-            )
+            path = run_folder(profile) / source.name
+            notebook, number = read(path), result.name[:2]
+            figures = verdicts.judge_figures(notebook, profile.name, number)
+            facts["figures"] = figures
             facts["exercises"] = verdicts.records(notebook, "exercise")
-            facts["problems"] = verdicts.problems_of(executed, profile.name, source)
+            facts["problems"] = verdicts.problems_of(path, profile.name, source)
     except (CourseError, OSError) as error:
         facts["problems"] = [str(error)]
     return facts
@@ -115,7 +98,7 @@ def write_index(profile: Profile) -> Path:
     folder = build_folder() / "report"
     results = results_of(profile)
     page = TEMPLATES.get_template("report.j2").render(
-        sections=[section(result, profile, folder) for result in results],
+        sections=[section(result, profile) for result in results],
         profile=profile,
         parameters=results[0].parameters if results else {},
         figure=lambda value: "–" if value is None else format_figure(value),
@@ -129,44 +112,20 @@ def write_index(profile: Profile) -> Path:
     return folder / "index.html"
 
 
-def write_report(profile: Profile) -> Path:
-    """Write every page that is missing or older than its run, then the first page; its path."""
-    for result in results_of(profile):
-        executed = run_folder(profile) / f"{result.name}.ipynb"
-        page = page_of(result.name, profile)
-        if executed.exists() and (
-            not page.exists() or page.stat().st_mtime < executed.stat().st_mtime
-        ):
-            export(executed, page)
-    return write_index(profile)
-
-
-# the record ---------------------------------------------------------------------------------------
-
-
 def keep(profile: Profile, paths: list[Path]) -> list[str]:
     """Make passed lessons the record: costs into `results/`, at laptop outputs into notebooks."""
-    passed = {
-        result.name: result
-        for result in results_of(profile)
-        if result.status == "passed"
-    }
-    chosen = [path for path in paths if path.stem in passed]
-    if not chosen:
-        raise CourseError(
-            f"no finished run at profile {profile.name}",
-            run_folder(profile),
-            "run it first",
-        )
-    facts = machine_facts()
-    machine = (
-        f"{facts['cores']} cores, {facts['memory']}"
-        if facts["gpu"] == "none"
-        else facts["gpu"]
-    )
+    results = {result.name: result for result in results_of(profile)}
     record = recorded(profile.name)
-    for path in chosen:
-        result, number = passed[path.stem], path.name[:2]
+    facts = machine_facts()
+    machine = facts["gpu"]
+    if machine == "none":
+        machine = f"{facts['cores']} cores, {facts['memory']}"
+    kept = []
+    for path in paths:
+        result, number = results.get(path.stem), path.name[:2]
+        if result is None or result.status != "passed":
+            continue
+        kept.append(path.name)
         record[number] = {
             "seconds": result.seconds,
             "peak_bytes": result.peak_bytes,
@@ -176,34 +135,33 @@ def keep(profile: Profile, paths: list[Path]) -> list[str]:
             "command": f"make run PROFILE={profile.name} ONLY={number}",
             "facts": facts,
         }
+        if profile.name == "laptop":
+            keep_outputs(run_folder(profile) / path.name, path)
+    if not kept:
+        what = f"no finished run at profile {profile.name}"
+        raise CourseError(what, run_folder(profile), "run it first")
     target = ROOT / "results" / f"{profile.name}.json"
     target.parent.mkdir(exist_ok=True)
     artifacts.write_json(target, {"notebooks": dict(sorted(record.items()))})
-    if profile.name == "laptop":
-        for path in chosen:
-            keep_outputs(run_folder(profile) / path.name, path)
-    return [path.name for path in chosen]
+    return kept
 
 
 def disk_of(path: Path, profile: Profile) -> int:
     """Bytes of the assets that a lesson takes and of the artifacts that it makes."""
-    folder = build_folder() / "artifacts" / profile.name
-    manifests = [
-        artifacts.read_manifest(folder / name) or {}
-        for name in calls(path, "publish")
-    ]
-    assets = sum(asset.disk * 10**6 for asset in taken_by(path))
-    return assets + sum(manifest.get("bytes", 0) for manifest in manifests)
+    size = sum(asset.disk * 10**6 for asset in taken_by(path))
+    for name in calls(path, "publish"):
+        folder = build_folder() / "artifacts" / profile.name / name
+        manifest = artifacts.read_manifest(folder) or artifacts.BROKEN
+        size += manifest["bytes"]
+    return size
 
 
 def keep_outputs(executed: Path, target: Path) -> None:
     """Put the outputs of a run into the notebook they came from; nothing else of the run."""
     notebook = read(target)
-    outputs = {
-        cell["id"]: cell["outputs"] for cell in cells(read(executed), "code")
-    }
+    run = {cell["id"]: cell["outputs"] for cell in cells(read(executed), "code")}
     for count, cell in enumerate(cells(notebook, "code"), 1):
-        cell["outputs"] = join_streams(outputs[cell["id"]])
+        cell["outputs"] = join_streams(run[cell["id"]])
         cell["execution_count"] = count
         for output in cell["outputs"]:
             if "execution_count" in output:
@@ -211,9 +169,9 @@ def keep_outputs(executed: Path, target: Path) -> None:
     write(target, notebook)
 
 
-def join_streams(outputs: list[dict[str, Any]]) -> list[dict[str, Any]]:
+def join_streams(outputs: list[Output]) -> list[Output]:
     """Outputs in which a stream that the clock has cut in pieces is one again."""
-    joined: list[dict[str, Any]] = []
+    joined: list[Output] = []
     for output in outputs:
         last = joined[-1] if joined else {}
         if output.get("name") and output.get("name") == last.get("name"):

@@ -6,7 +6,7 @@ import contextlib
 import functools
 import os
 import sys
-from dataclasses import asdict, dataclass, field, fields
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -16,6 +16,7 @@ from utils import artifacts
 from utils.errors import ROOT, build_folder
 from utils.profiles import Profile
 
+Facts = dict[str, Any]
 CHECKOUT = Path(__file__).resolve().parent.parent
 SUFFIXES = {".py", ".toml", ".txt", ".yaml", ".json", ".sbatch"}
 
@@ -49,17 +50,14 @@ def page_of(name: str, profile: Profile) -> Path:
 
 def write_result(result: Result, profile: Profile) -> None:
     """Keep a result."""
-    artifacts.write_json(
-        run_folder(profile) / f"{result.name}.json", asdict(result)
-    )
+    path = run_folder(profile) / f"{result.name}.json"
+    artifacts.write_json(path, asdict(result))
 
 
 def read_result(name: str, profile: Profile) -> Result | None:
     """The last result of a lesson, or None where there is none that can be read."""
     with contextlib.suppress(ValueError, TypeError):
-        held = artifacts.read_json(run_folder(profile) / f"{name}.json") or {}
-        known = {entry.name for entry in fields(Result)}
-        return Result(**{key: value for key, value in held.items() if key in known})
+        return Result(**artifacts.read_json(run_folder(profile) / f"{name}.json"))
     return None
 
 
@@ -69,38 +67,29 @@ def results_of(profile: Profile) -> list[Result]:
     return [result for result in results if result is not None]
 
 
-def recorded(profile: str) -> dict[str, dict[str, Any]]:
+def recorded(profile: str) -> Facts:
     """What lessons cost where they were recorded, by number."""
-    record = artifacts.read_json(ROOT / "results" / f"{profile}.json") or {}
-    return record.get("notebooks", {})
-
-
-# whether a result still holds ---------------------------------------------------------------------
+    record = artifacts.read_json(ROOT / "results" / f"{profile}.json")
+    return record["notebooks"] if record else {}
 
 
 @functools.cache
 def shared_fingerprint() -> str:
     """What every lesson depends on: the code it may import or launch, the packages, the pins."""
-    folders = [CHECKOUT / name for name in ("utils", "stages", "launch")]
-    files = [
-        path
-        for folder in folders
-        for path in sorted(folder.rglob("*"))
-        if path.suffix in SUFFIXES
-    ]
-    files += [CHECKOUT / "assets.txt", ROOT / "results" / "leaderboard.json"]
+    files = [CHECKOUT / "assets.txt", ROOT / "results" / "leaderboard.json"]
+    for name in ("utils", "stages", "launch"):
+        found = sorted((CHECKOUT / name).rglob("*"))
+        files += [path for path in found if path.suffix in SUFFIXES]
     hashes = [artifacts.hash_file(path) for path in files if path.exists()]
     # The names of these folders hold name and version, and reading them takes no time.
-    installed = [
-        path.name
-        for place in sys.path
-        for path in Path(place or ".").glob("*.dist-info")
-    ]
-    place = os.environ.get("COURSE_ASSETS", "packaged")
-    return artifacts.hash_json([hashes, sorted(set(installed)), sys.version, place])
+    installed = set()
+    for place in sys.path:
+        installed |= {path.name for path in Path(place or ".").glob("*.dist-info")}
+    assets = os.environ.get("COURSE_ASSETS", "packaged")
+    return artifacts.hash_json([hashes, sorted(installed), sys.version, assets])
 
 
-def fingerprint(path: Path, parameters: dict[str, Any]) -> str:
+def fingerprint(path: Path, parameters: Facts) -> str:
     """What a lesson's result depends on, its artifacts apart."""
     own = [code_cells(path), refusals(path.name[:2])]
     return artifacts.hash_json([own, shared_fingerprint(), parameters])
@@ -108,7 +97,8 @@ def fingerprint(path: Path, parameters: dict[str, Any]) -> str:
 
 def hash_of(name: str, profile: Profile) -> str:
     """The content hash of an artifact; empty where it is not whole."""
-    folder = build_folder() / "artifacts" / profile.name / name
+    shelf = build_folder() / "artifacts" / profile.name
+    folder = shelf / name
     manifest = artifacts.read_manifest(folder)
     if manifest is None or artifacts.damage(folder, manifest):
         return ""
@@ -121,13 +111,12 @@ def artifacts_of(path: Path, profile: Profile) -> dict[str, str]:
     return {name: hash_of(name, profile) for name in names}
 
 
-def still_holds(
-    result: Result | None, mark: str, path: Path, profile: Profile
-) -> bool:
+def still_holds(result: Result, mark: str, path: Path, profile: Profile) -> bool:
     """Whether a lesson passed, and nothing that it depends on or made has changed since."""
-    if result is None or result.status != "passed" or result.fingerprint != mark:
+    if result.status != "passed" or result.fingerprint != mark:
         return False
-    here = (run_folder(profile) / path.name).exists() and page_of(
-        path.stem, profile
-    ).exists()
-    return here and artifacts_of(path, profile) == result.artifacts
+    executed = run_folder(profile) / path.name
+    page = page_of(path.stem, profile)
+    if not executed.exists() or not page.exists():
+        return False
+    return artifacts_of(path, profile) == result.artifacts

@@ -10,11 +10,12 @@ from itertools import zip_longest
 from pathlib import Path
 from typing import Any
 
-from course.notebooks import cells, read, tags
+from course.notebooks import Cell, Notebook, cells, read, tags
 from utils.errors import ROOT, CourseError
 from utils.lesson import RECORD_TYPE
 from utils.show import format_figure
 
+Rule = dict[str, float]
 MARKED = "nbval-check-output"
 
 
@@ -23,30 +24,27 @@ class Verdict:
     """One recorded figure beside what was expected, and beside the sources' figure."""
 
     name: str
-    value: float | None
+    value: Any = None
+    kind: str = "figure"
     unit: str = ""
+    source: float | None = None
+    source_name: str = ""
     expected: str = ""
     # What fails a run; a figure that is merely unusual fails nothing.
     problem: str = ""
     unusual: bool = False
-    source: float | None = None
-    source_name: str = ""
 
 
-def records(notebook: dict[str, Any], kind: str) -> list[dict[str, Any]]:
+def records(notebook: Notebook, kind: str) -> list[dict[str, Any]]:
     """The figures or the exercises that an executed notebook holds in its outputs."""
-    outputs = [
-        output for cell in cells(notebook, "code") for output in cell["outputs"]
-    ]
-    held = [
-        output["data"][RECORD_TYPE]
-        for output in outputs
-        if RECORD_TYPE in output.get("data", {})
-    ]
-    return [record for record in held if record["kind"] == kind]
-
-
-# figures ------------------------------------------------------------------------------------------
+    held = []
+    for cell in cells(notebook, "code"):
+        for output in cell["outputs"]:
+            data = output.get("data", {})
+            record = data.get(RECORD_TYPE, {})
+            if record.get("kind") == kind:
+                held.append(record)
+    return held
 
 
 def expectations(profile: str, number: str) -> dict[str, dict[str, Any]] | None:
@@ -54,15 +52,16 @@ def expectations(profile: str, number: str) -> dict[str, dict[str, Any]] | None:
     path = ROOT / "expected" / f"{profile}.toml"
     if not path.exists():
         return None
+    text = path.read_text(encoding="utf-8")
     try:
-        return tomllib.loads(path.read_text(encoding="utf-8")).get(number, {})
+        lessons = tomllib.loads(text)
     except tomllib.TOMLDecodeError as error:
-        raise CourseError(
-            f"this is not TOML: {error}", path, "mend the line it names"
-        ) from None
+        what = f"this is not TOML: {error}"
+        raise CourseError(what, path, "mend the line it names") from None
+    return lessons.get(number, {})
 
 
-def bounds(rule: dict[str, float]) -> tuple[float, float]:
+def bounds(rule: Rule) -> tuple[float, float]:
     """Lowest and highest value that a rule allows.
 
     >>> bounds({"value": 3.5, "tolerance": 0.5}), bounds({"min": 4})
@@ -74,58 +73,49 @@ def bounds(rule: dict[str, float]) -> tuple[float, float]:
     return rule.get("min", -float("inf")), rule.get("max", float("inf"))
 
 
-def describe_rule(rule: dict[str, float]) -> str:
+def describe_rule(rule: Rule) -> str:
     """A rule in words.
 
     >>> describe_rule({"value": 3.5, "tolerance": 0.5}), describe_rule({"max": 2})
-    ('3.5 ± 0.5', 'at most 2')
+    ('3.5 ± 0.5', 'max 2')
     """
     if "value" in rule:
-        text = format_figure(rule["value"])
-        return f"{text} ± {rule['tolerance']:g}" if "tolerance" in rule else text
-    words = {"min": "at least", "max": "at most"}
-    return ", ".join(f"{words[key]} {rule[key]:g}" for key in words if key in rule)
+        return f"{format_figure(rule['value'])} ± {rule.get('tolerance', 0):g}"
+    return ", ".join(f"{name} {value:g}" for name, value in rule.items())
 
 
 def judge_figures(
-    notebook: dict[str, Any], profile: str, number: str, strict: bool = False
+    notebook: Notebook, profile: str, number: str, strict: bool = False
 ) -> list[Verdict]:
     """Every figure recorded or expected, with what is wrong about it."""
+    verdicts = [Verdict(**record) for record in records(notebook, "figure")]
     expected = expectations(profile, number)
-    check = (expected or {}).get("check", {})
-    typical = (expected or {}).get("typical", {})
-    verdicts = []
-    for record in records(notebook, "figure"):
-        name, value = record["name"], record["value"]
-        rule = check.get(name) or typical.get(name)
-        verdict = Verdict(name, value, record["unit"])
-        verdict.source, verdict.source_name = (
-            record["source"],
-            record["source_name"],
-        )
-        if rule:
-            verdict.expected = describe_rule(rule)
-            lowest, highest = bounds(rule)
-            # NaN is in no range.
-            verdict.unusual = not lowest <= value <= highest
-        elif expected is not None:
-            rule = f'"{name}" = {{ value = {value:g}, tolerance = … }}'
-            verdict.problem = (
-                f"recorded, not expected: add to expected/{profile}.toml {rule}"
-            )
+    if expected is None:
+        return verdicts
+    check = expected.get("check", {})
+    typical = expected.get("typical", {})
+    rules = {**typical, **check}
+    for verdict in verdicts:
+        name = verdict.name
+        value = verdict.value
+        if name not in rules:
+            line = f'"{name}" = {{ value = {value:g}, tolerance = … }}'
+            way = f"recorded, not expected: add to expected/{profile}.toml {line}"
+            verdict.problem = way
+            continue
+        rule = rules[name]
+        verdict.expected = describe_rule(rule)
+        lowest, highest = bounds(rule)
+        # NaN is in no range.
+        verdict.unusual = not lowest <= value <= highest
         if verdict.unusual and name in check:
             verdict.problem = f"{value:g} is outside {verdict.expected}"
-        verdicts.append(verdict)
-    wanted = {**typical, **check} if strict else check
+    wanted = rules if strict else check
     for name in wanted.keys() - {verdict.name for verdict in verdicts}:
-        rule = describe_rule(wanted[name])
-        verdicts.append(
-            Verdict(name, None, expected=rule, problem="expected, not recorded")
-        )
+        verdict = Verdict(name, problem="expected, not recorded")
+        verdict.expected = describe_rule(wanted[name])
+        verdicts.append(verdict)
     return verdicts
-
-
-# exercises ----------------------------------------------------------------------------------------
 
 
 def refusals(number: str) -> dict[str, str]:
@@ -136,7 +126,7 @@ def refusals(number: str) -> dict[str, str]:
 
 
 def judge_exercises(
-    notebook: dict[str, Any], refused: set[str], strict: bool = False
+    notebook: Notebook, refused: set[str], strict: bool = False
 ) -> Iterator[str]:
     """What is wrong with the exercises: every solution passes, every wrong answer is refused.
 
@@ -145,7 +135,9 @@ def judge_exercises(
     """
     seen: dict[str, set[str]] = {name: set() for name in refused}
     for record in records(notebook, "exercise"):
-        name, which, verdict = record["name"], record["which"], record["verdict"]
+        name = record["name"]
+        which = record["which"]
+        verdict = record["verdict"]
         seen.setdefault(name, set()).add(which)
         good = {
             "answer": verdict != "pass" or not strict,
@@ -153,18 +145,16 @@ def judge_exercises(
             "wrong answer": verdict == "fail",
         }
         if not good[which]:
-            yield f"exercise {name}: its {which} gets {verdict!r} {record['hint']}".rstrip()
-    for name, which in seen.items():
+            text = f"its {which} gets {verdict!r} {record['hint']}"
+            yield f"exercise {name}: {text}".rstrip()
+    for name, tried in seen.items():
         parts = ["answer", "solution"] + ["wrong answer"] * (name in refused)
-        yield from (
-            f"exercise {name} has no {part}" for part in parts if part not in which
-        )
+        missing = [part for part in parts if part not in tried]
+        for part in missing:
+            yield f"exercise {name} has no {part}"
 
 
-# marked outputs -----------------------------------------------------------------------------------
-
-
-def output_lines(cell: dict[str, Any]) -> list[str]:
+def output_lines(cell: Cell) -> list[str]:
     """What a cell shows as text, line by line; what it records is judged elsewhere."""
     text = ""
     for output in cell["outputs"]:
@@ -176,21 +166,15 @@ def output_lines(cell: dict[str, Any]) -> list[str]:
     return [line.rstrip() for line in text.splitlines() if line.strip()]
 
 
-def judge_outputs(
-    notebook: dict[str, Any], committed: dict[str, Any]
-) -> Iterator[str]:
+def judge_outputs(notebook: Notebook, committed: Notebook) -> Iterator[str]:
     """Where a marked cell shows something else than the notebook that was run."""
-    before = {
-        cell["id"]: output_lines(cell)
-        for cell in cells(committed, "code")
-        if cell["outputs"]
-    }
+    before = {cell["id"]: cell for cell in cells(committed, "code")}
     for count, cell in enumerate(cells(notebook, "code"), 1):
-        if MARKED not in tags(cell) or cell["id"] not in before:
+        source = before.get(cell["id"])
+        if MARKED not in tags(cell) or not source or not source["outputs"]:
             continue
-        for old, new in zip_longest(
-            before[cell["id"]], output_lines(cell), fillvalue=""
-        ):
+        pairs = zip_longest(output_lines(source), output_lines(cell), fillvalue="")
+        for old, new in pairs:
             if old != new:
                 yield f"cell [{count}] shows {new!r}, not {old!r}"
                 break
@@ -205,11 +189,8 @@ def problems_of(
     """All that is wrong with one executed notebook; beside `committed`, the one that was run."""
     notebook, number = read(executed), executed.name[:2]
     verdicts = judge_figures(notebook, profile, number, strict)
-    problems = [
-        f"figure {verdict.name}: {verdict.problem}"
-        for verdict in verdicts
-        if verdict.problem
-    ]
+    wrong = [verdict for verdict in verdicts if verdict.problem]
+    problems = [f"figure {one.name}: {one.problem}" for one in wrong]
     refused = set(refusals(number)) if committed else set()
     problems += judge_exercises(notebook, refused, strict)
     if committed:

@@ -75,6 +75,11 @@ def frame(notebook: NotebookNode) -> Iterator[str]:
     about = notebook.metadata.get("course", {})
     if not all(about.get(key) for key in ("title", "summary", "needs")):
         yield "metadata.course wants title, summary and needs"
+    if not 0 < about.get("hours", 0) < 10:
+        yield "metadata.course wants hours, the time to study it"
+    set_up = [c for c in cells if "bootstrap" in tags(c)]
+    if not all(c.metadata.get("jupyter", {}).get("source_hidden") for c in set_up):
+        yield "the set-up cell is not folded"
     if not 3 <= len(about.get("goals", [])) <= 5:
         yield "metadata.course wants three to five goals"
 

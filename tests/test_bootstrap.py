@@ -69,19 +69,15 @@ def test_another_module_called_utils_does_not_win(published, tmp_path, name):
     assert f"utils from {tmp_path / 'transformers-course/utils'}" in done.stdout
 
 
-def test_only_what_is_missing_is_installed_and_the_image_keeps_its_torch(capsys):
+def test_the_image_keeps_its_torch_and_pip_sees_to_the_rest():
     lines = [
         "torch>=99  # newer than any",
+        "",
+        "# why",
         "numpy>=2",
-        "no-such-package>=2  # why",
-        "pytest>=9999",
+        "pytest>=8  # x",
     ]
-    assert bootstrap.missing(lines) == ["no-such-package>=2", "pytest>=9999"]
-    out = capsys.readouterr().out
-    assert (
-        out
-        == "this image keeps its own torch; the course is tested with torch>=99\n"
-    )
+    assert bootstrap.wanted(lines) == ["pytest>=8"]
 
 
 @pytest.mark.parametrize(
@@ -89,7 +85,6 @@ def test_only_what_is_missing_is_installed_and_the_image_keeps_its_torch(capsys)
 )
 def test_a_torchao_too_old_for_peft_is_removed(monkeypatch, version, removed):
     asked = []
-    monkeypatch.setattr(bootstrap, "missing", lambda lines: [])
     monkeypatch.setattr(bootstrap, "pip", lambda *given: asked.append(given))
     monkeypatch.setattr(bootstrap.metadata, "version", lambda name: version)
     monkeypatch.setattr(bootstrap.subprocess, "run", lambda *given, **options: None)

@@ -29,7 +29,8 @@ def two(course, monkeypatch):
         notebook.metadata["course"] = {
             "title": name[3:8],
             "summary": "It does.",
-            "needs": "lesson 00 and time",
+            "needs": "[lesson 00](00_first.ipynb) and time",
+            "hours": 0.25,
             "goals": ["see", "do", "tell"],
         }
         nbformat.write(notebook, path)
@@ -67,27 +68,12 @@ def test_a_half_written_notebook_does_not_stop_the_others(two):
     assert "after: [01" in header(two, "00_first.ipynb")
 
 
-def test_the_set_up_cell_is_folded_everywhere_and_quiet_on_a_checkout(two, capsys):
+def test_the_set_up_cell_is_quiet_on_a_checkout(two, capsys):
     generate.sync()
     cell = nbformat.read(two.root / "notebooks/00_first.ipynb", 4).cells[1]
-    assert cell.metadata.jupyter.source_hidden and cell.metadata.cellView == "form"
     assert cell.source.startswith("# @title Set-up\n")
     exec(cell.source, {})
     assert capsys.readouterr() == ("", "")
-
-
-def test_study_time_is_given_or_estimated():
-    words = {"cell_type": "markdown", "metadata": {}, "source": "word " * 3000}
-    code = {
-        "cell_type": "code",
-        "metadata": {},
-        "source": ["x = 1\n", "\n", "y = 2\n"] * 30,
-    }
-    folded = {**code, "metadata": {"tags": ["bootstrap"]}}
-    notebook = {"metadata": {}, "cells": [words, code, folded]}
-    assert generate.study_time(notebook) == "0.75 hours"
-    notebook["metadata"]["course"] = {"minutes": 120}
-    assert generate.study_time(notebook) == "2 hours"
 
 
 def test_a_header_says_what_is_taken_made_and_near(two):

@@ -1,6 +1,7 @@
 """The notebooks as files: which are lessons, what they call, where their prose points."""
 
 import nbformat
+import prose
 import pytest
 
 from conftest import PARAMETERS
@@ -54,16 +55,16 @@ def test_a_half_written_notebook_is_named_and_disturbs_nobody(here):
     )
 
 
-def problems(course, prose):
+def problems(course, text):
     path = course.root / "notebooks/05_tokens.ipynb"
     notebook = nbformat.read(path, 4)
-    notebook.cells.append(nbformat.v4.new_markdown_cell(prose))
+    notebook.cells.append(nbformat.v4.new_markdown_cell(text))
     nbformat.write(notebook, path)
-    return [text for _, text in notebooks.prose_problems()]
+    return [problem for _, problem in prose.problems()]
 
 
 @pytest.mark.parametrize(
-    "prose",
+    "text",
     [
         f"See {LINKED}.",
         "See lessons [03](03_corpus.ipynb) and [05](05_tokens.ipynb#end).",
@@ -73,12 +74,12 @@ def problems(course, prose):
         "a lesson of 03 parts",
     ],
 )
-def test_good_prose(here, prose):
-    assert problems(here, prose) == []
+def test_good_prose(here, text):
+    assert problems(here, text) == []
 
 
 @pytest.mark.parametrize(
-    "prose, problem",
+    "text, problem",
     [
         ("See lesson 03.", '"lesson 03" is not a link to lesson 03'),
         ("See\nlesson\n03.", "is not a link to lesson 03"),
@@ -92,8 +93,8 @@ def test_good_prose(here, prose):
         ("[a page](../docs/none.md#part)", "leads nowhere"),
     ],
 )
-def test_bad_prose(here, prose, problem):
-    found = problems(here, prose)
+def test_bad_prose(here, text, problem):
+    found = problems(here, text)
     assert len(found) == 1 and problem in found[0], found
 
 
@@ -103,11 +104,15 @@ def test_pages_beside_the_notebooks_are_read_too(here):
     (here.root / "README.md").write_text(
         "[lesson 05](notebooks/05_tokens.ipynb) and lesson 03"
     )
-    texts = [(path.name, text) for path, text in notebooks.prose_problems()]
+    texts = [(path.name, text) for path, text in prose.problems()]
     assert [name for name, _ in texts] == ["README.md", "a.md"]
 
 
-def test_mentions_become_links(here):
-    text = notebooks.link_mentions("lesson 03 and lessons 03, 05; lesson 18")
-    numbers = "lessons [03](03_corpus.ipynb), [05](05_tokens.ipynb)"
-    assert text == f"{LINKED} and {numbers}; lesson 18"
+@pytest.mark.release
+def test_the_prose_of_the_course_points_where_it_says():
+    assert [f"{path.name}: {text}" for path, text in prose.problems()] == []
+
+
+def test_no_two_lessons_have_one_number():
+    numbers = [path.name[:2] for path in notebooks.select()]
+    assert len(set(numbers)) == len(numbers)

@@ -35,7 +35,7 @@ def good():
 
     cells = [
         text("# 05 · A lesson", "header"),
-        cell("pass", "bootstrap"),
+        cell("pass", "bootstrap", jupyter={"source_hidden": True}),
         cell('PROFILE = "auto"\nSEED = 42', "parameters"),
         cell('lesson = Lesson("05", PROFILE, SEED)', outputs=[stream("lesson 07")]),
         text(
@@ -64,6 +64,7 @@ def good():
         "summary": "It does.",
         "needs": "nothing",
         "goals": ["a", "b", "c"],
+        "hours": 2,
     }
     return nbformat.v4.new_notebook(cells=cells, metadata={"course": about})
 
@@ -96,6 +97,8 @@ BAD = {
     "no seed": (change(2, source="PROFILE = 1"), "cell tagged `parameters`"),
     "no lesson": (change(3, source="1"), "no `lesson = Lesson(…)`"),
     "no title": (lambda n: n.metadata.course.pop("title"), "wants title"),
+    "no hours": (lambda n: n.metadata.course.pop("hours"), "wants hours"),
+    "open set-up": (lambda n: n.cells[1].metadata.pop("jupyter"), "is not folded"),
     "one goal": (
         lambda n: n.metadata.course.update(goals=["a"]),
         "three to five goals",

@@ -103,9 +103,7 @@ def test_a_profile_without_expectations_reports_figures_and_fails_nothing(
 def test_a_figure_recorded_twice_is_judged_twice(tmp_path, expect):
     expect(CHECK.format("{ max = 3 }"))
     path = notebook(tmp_path / "05_x.ipynb", figure("a", 9), figure("a", 2))
-    assert verdicts.problems_of(path, "smoke") == [
-        "figure a: 9 is outside at most 3"
-    ]
+    assert verdicts.problems_of(path, "smoke") == ["figure a: 9 is outside max 3"]
 
 
 def test_broken_toml_is_named(tmp_path, expect):

@@ -218,24 +218,20 @@ class Course(Undertaking):
             "COURSE_ROOT": str(place),
             "COURSE_BUILD": str(place / "build"),
         }
-        environment |= {
-            "VERSION": str(int(old)),
-            "PYTHONPATH": str(ROOT),
-            "JOBS": "2",
-        }
+        environment |= {"PYTHONPATH": str(ROOT), "JOBS": "2"}
         for name in ("COURSE_RUN", "COURSE_PROFILE"):
             environment.pop(name, None)
         command = [sys.executable, "-m", "course", "run", "--profile", "smoke"]
-        command += ["-p", f"VERSION={int(old)}"]
+        command += ["--seed", str(42 - old)]
         os.execve(sys.executable, command, environment)
 
     def add_lessons(self, course: Any, conftest: Any) -> None:
-        parameters = ('PROFILE = "auto"\nSEED = 42\nVERSION = 0', "parameters")
+        parameters = conftest.PARAMETERS
         wait = "import time\ntime.sleep(0.3)"
         first = conftest.publish_cell("one").replace(
-            '"a")', '"a" * 100 + str(VERSION))'
+            '"a")', '"a" * 100 + str(SEED))'
         )
-        second = conftest.publish_cell("two").replace('"a")', "str(VERSION))")
+        second = conftest.publish_cell("two").replace('"a")', "str(SEED))")
         need = 'lesson.need("one")'
         course.add(
             "00_a.ipynb", parameters, conftest.lesson_cell("00"), wait, first

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import importlib.util
+import json
 import sys
 import time
 from argparse import ArgumentParser, Namespace, RawDescriptionHelpFormatter
 from pathlib import Path
+from typing import Any
 
-from course.notebooks import edited, select
+from course.notebooks import edited, parameters, select
 from utils.errors import ROOT, CourseError, build_folder, short_path
 from utils.profiles import Profile, choose_profile
 
@@ -35,10 +37,27 @@ def parse(arguments: list[str] | None) -> Namespace:
     add("--fresh", "--again", action="store_true", help="do even what is done")
     add("--strict", action="store_true", help="check what is committed, too")
     add("--list", action="store_true", help="fetch nothing, say what there is")
+    add("-p", dest="dials", action="append", default=[], metavar="NAME=VALUE")
     options = parser.parse_intermixed_args(arguments)
     if options.names and options.action != "fetch":
         parser.error("choose lessons with --only")
     return options
+
+
+def read_dials(pairs: list[str], paths: list[Path]) -> dict[str, Any]:
+    """`STEPS=20` as a name and a value; what is not JSON is text, what no lesson knows an error."""
+    known = {name for path in paths for name in parameters(path)}
+    dials = {}
+    for pair in pairs:
+        name, equals, text = pair.partition("=")
+        if not equals or name not in known:
+            what = f"-p {pair}: no chosen lesson has that parameter"
+            raise CourseError(what, fix=f"write -p NAME=VALUE, of {sorted(known)}")
+        try:
+            dials[name] = json.loads(text)
+        except ValueError:
+            dials[name] = text
+    return dials
 
 
 def run(options: Namespace, profile: Profile) -> Problems:
@@ -50,17 +69,19 @@ def run(options: Namespace, profile: Profile) -> Problems:
         raise CourseError(what, sys.prefix, "run `make setup`")
     start = time.perf_counter()
     paths = select(options.only)
-    seed = options.seed
-    results = runner.run_course(paths, profile, seed, options.fresh)
+    dials = read_dials(options.dials, paths)
+    usual = not dials and options.seed == 42
+    dials["SEED"] = options.seed
+    results = runner.run_course(paths, profile, dials, options.fresh)
     problems = []
     for result in results:
         path = ROOT / "notebooks" / f"{result.name}.ipynb"
         if result.status != "passed":
             problems.append((path, result.status))
-        elif seed == 42:
+        elif usual:
             problems += run_problems(path, profile)
-    if seed != 42:
-        print("figures are not compared: this is not the seed of expected/")
+    if not usual:
+        print("figures are not compared: these are not the dials of expected/")
     reused = sum(result.reused for result in results)
     note = f", {reused} done before (--fresh runs them again)" if reused else ""
     seconds = time.perf_counter() - start

@@ -123,6 +123,16 @@ def _calls(path: Path, changed: int) -> Calls:
     return pairs
 
 
+def parameters(path: Path) -> list[str]:
+    """The names that the cell tagged `parameters` gives a value; none where there is no such cell."""
+    names: list[str] = []
+    with contextlib.suppress(CourseError):
+        for cell in cells(read(path), "code"):
+            if "parameters" in tags(cell):
+                names += re.findall(r"(?m)^(\w+) *=", source(cell))
+    return names
+
+
 def inputs(path: Path) -> dict[str, Path]:
     """The artifacts that a lesson takes, each with the earlier lesson that publishes it."""
     makers = {}
@@ -136,6 +146,7 @@ def inputs(path: Path) -> dict[str, Path]:
 def edited(path: Path) -> bool:
     """Whether a reader has changed a lesson since she got it; False where git cannot tell."""
     command = ["git", "status", "--porcelain", "--", path.name]
-    return bool(
-        subprocess.run(command, cwd=path.parent, capture_output=True).stdout
-    )
+    with contextlib.suppress(OSError):
+        status = subprocess.run(command, cwd=path.parent, capture_output=True)
+        return bool(status.stdout)
+    return False

@@ -5,8 +5,11 @@ from __future__ import annotations
 import functools
 import os
 import subprocess
+from functools import partial
 from pathlib import Path
 from typing import Any
+
+import nh3
 
 from course import verdicts
 from course.fetch import taken_by
@@ -25,15 +28,13 @@ PAGE = """{% extends "lab/index.html.j2" %}
 {% block html_head_js %}{% endblock %}
 {% block html_head_js_mathjax %}{% endblock %}
 {% block html_head_js_mermaidjs %}{% endblock %}"""
-PAGE_TAGS = """a abbr b blockquote br caption code dd del details div dl dt em h1 h2 h3 h4 h5 h6
-    hr i img kbd li ol p pre s small span strong sub summary sup table tbody td tfoot th thead tr
-    u ul"""
-CELL = ["style", "colspan", "rowspan"]
-PAGE_ATTRIBUTES = {
-    "*": ["class", "id", "title"],
-    "a": ["href"],
-    "img": ["src", "alt", "width", "height"],
-    **dict.fromkeys(["td", "th", "small"], CELL),
+# A cleaner's own rules, and what tables and pictures of ours take beside them.
+STYLED = {"class", "id", "title", "style"}
+CLEAN: dict[str, Any] = {
+    "attributes": {**nh3.ALLOWED_ATTRIBUTES, "*": STYLED},
+    "filter_style_properties": {"text-align", "opacity"},
+    "url_schemes": {"http", "https", "mailto"},
+    "link_rel": None,
 }
 
 
@@ -47,17 +48,12 @@ def commit() -> str:
 
 def export(executed: Path, page: Path) -> None:
     """Write an executed notebook as a page in which no text of a corpus can become a program."""
-    from bleach.css_sanitizer import CSSSanitizer
-    from bleach.sanitizer import Cleaner
     from nbconvert import HTMLExporter
 
-    styles = CSSSanitizer(allowed_css_properties=["text-align", "opacity"])
-    tags = PAGE_TAGS.split()
-    cleaner = Cleaner(tags=tags, attributes=PAGE_ATTRIBUTES, css_sanitizer=styles)
     exporter = HTMLExporter(
         raw_template=PAGE, sanitize_html=True, embed_images=True
     )
-    exporter.register_filter("clean_html", cleaner.clean)
+    exporter.register_filter("clean_html", partial(nh3.clean, **CLEAN))
     # Pictures are looked for beside the lesson, not beside its copy.
     place = {"path": str(ROOT / "notebooks"), "name": executed.stem}
     with executed.open(encoding="utf-8") as file:

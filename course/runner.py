@@ -11,6 +11,7 @@ import sys
 import time
 from dataclasses import asdict, dataclass
 from pathlib import Path
+from typing import Any
 
 import psutil
 from filelock import FileLock, Timeout
@@ -23,7 +24,7 @@ from utils.profiles import Profile
 from utils.show import format_bytes
 
 # What a lesson costs before anybody has recorded it.
-UNKNOWN = {"peak_bytes": 2_000_000_000}
+UNKNOWN = {"seconds": 60, "peak_bytes": 2_000_000_000}
 MARKS = {"passed": "✔", "failed": "✘", "blocked": "–"}
 
 
@@ -49,12 +50,16 @@ def add_makers(paths: list[Path], profile: Profile) -> list[Path]:
 
 
 def make_plan(paths: list[Path], profile: Profile) -> dict[str, Planned]:
-    """What waits for what, and what it costs; first come those that others wait for."""
+    """What waits for what, and what it costs; first those that others wait for, then the longest."""
     costs = results.recorded(profile.name)
+
+    def turn(path: Path) -> tuple[bool, float]:
+        cost = costs.get(path.name[:2], UNKNOWN)
+        made = notebooks.calls(path, "publish")
+        return (False, 0) if made else (True, -cost["seconds"])
+
     plan = {}
-    for path in sorted(
-        paths, key=lambda path: not notebooks.calls(path, "publish")
-    ):
+    for path in sorted(paths, key=turn):
         needed = notebooks.inputs(path).values()
         makers = {maker.stem for maker in needed if maker in paths}
         cost = costs.get(path.name[:2], UNKNOWN)
@@ -64,7 +69,9 @@ def make_plan(paths: list[Path], profile: Profile) -> dict[str, Planned]:
 
 def count_cores() -> int:
     """The cores that this process may use."""
-    return getattr(os, "process_cpu_count", os.cpu_count)() or 1
+    if hasattr(os, "sched_getaffinity"):
+        return len(os.sched_getaffinity(0))
+    return os.cpu_count() or 1
 
 
 def count_jobs(profile: Profile) -> int:
@@ -97,14 +104,15 @@ class Run:
     """Lessons on their way: those planned, those that run, those that have ended."""
 
     def __init__(
-        self, plan: dict[str, Planned], profile: Profile, seed: int
+        self, plan: dict[str, Planned], profile: Profile, dials: dict[str, Any]
     ) -> None:
         self.plan = plan
         self.profile = profile
-        self.parameters = {"PROFILE": profile.name, "SEED": seed}
+        self.dials = {"PROFILE": profile.name, **dials}
         self.jobs = count_jobs(profile)
         memory = psutil.virtual_memory()
         self.memory = memory.available
+        self.shown = 0.0
         self.running: dict[str, subprocess.Popen] = {}
         self.ended: dict[str, Result] = {}
 
@@ -113,6 +121,7 @@ class Run:
         try:
             while len(self.ended) < len(self.plan):
                 self.look(fresh)
+                self.show_cells()
                 time.sleep(0.05)
         finally:
             execute.end_processes()
@@ -129,6 +138,15 @@ class Run:
                 self.consider(name, fresh)
         if len(self.ended) > before:
             report.write_index(self.profile)
+
+    def show_cells(self) -> None:
+        """On a terminal, one line that moves: the cell at which each lesson is."""
+        if not sys.stdout.isatty() or time.monotonic() < self.shown + 1:
+            return
+        self.shown = time.monotonic()
+        found = [results.read_result(name, self.profile) for name in self.running]
+        places = [f"{r.name[:2]}: cell {r.cell} of {r.cells}" for r in found if r]
+        print(f"\r\033[K  {', '.join(places)}", end="\r", flush=True)
 
     def consider(self, name: str, fresh: bool) -> None:
         """Start a lesson if it can start now, or end it if it need not or cannot run."""
@@ -147,14 +165,16 @@ class Run:
     def reuse_or_start(self, name: str, fresh: bool) -> None:
         """Take up the earlier result of a lesson if it holds; else start the lesson."""
         path = self.plan[name].path
-        mark = results.fingerprint(path, self.parameters)
+        known = notebooks.parameters(path)
+        given = {key: dial for key, dial in self.dials.items() if key in known}
+        mark = results.fingerprint(path, given)
         old = results.read_result(name, self.profile)
         holds = old and results.still_holds(old, mark, path, self.profile)
         if old and holds and not fresh:
             old.reused = True
             self.end(old)
         else:
-            self.start(Result(name, fingerprint=mark, parameters=self.parameters))
+            self.start(Result(name, fingerprint=mark, parameters=given))
 
     def has_room(self, name: str) -> bool:
         """Whether a core is free, and memory for all that the lessons may take at once."""
@@ -220,7 +240,7 @@ class Run:
 
 
 def run_course(
-    paths: list[Path], profile: Profile, seed: int = 42, fresh: bool = False
+    paths: list[Path], profile: Profile, dials: dict[str, Any], fresh: bool = False
 ) -> list[Result]:
     """Run the lessons that are not yet done; every result is kept as soon as it is known."""
     folder = run_folder(profile)
@@ -231,7 +251,7 @@ def run_course(
             folder.mkdir(parents=True, exist_ok=True)
             with FileLock(folder / ".lock", timeout=0):
                 plan = make_plan(add_makers(paths, profile), profile)
-                return Run(plan, profile, seed).go(fresh)
+                return Run(plan, profile, dials).go(fresh)
     except Timeout:
         what = "another run of this profile is going on"
         raise CourseError(what, folder, "wait until it has ended") from None

@@ -55,7 +55,7 @@ def test_a_page_keeps_what_a_lesson_shows(tmp_path):
         and "$x_1 &lt; 2$" in page
         and "<li>one</li>" in page
     )
-    assert "<thead>" in page and 'style="text-align:right;"' in page
+    assert "<thead>" in page and 'style="text-align:right"' in page
     assert '<script src=""' not in page and "mathjax" not in page.lower()
 
 

@@ -43,10 +43,10 @@ def documented_functions(
         if isinstance(node, ast.FunctionDef) and has_docstring_apart(node):
             function = take_apart(node, lines)
             wordy = len(function.docstring.split()) >= 5
-            if wordy and shortest <= len(function.body) <= longest:
-                # A text that begins left of the code leaves nothing to dedent.
-                if parse(function.body) and parse(function.code):
-                    yield function
+            # A text that begins left of the code leaves nothing to dedent.
+            whole = parse(function.body) and parse(function.code)
+            if wordy and whole and shortest <= len(function.body) <= longest:
+                yield function
 
 
 def has_docstring_apart(node: ast.FunctionDef) -> bool:

@@ -199,9 +199,11 @@ def tell_error(path: Path) -> CourseError:
 
 def wait_for_end(children: list[Any], folder: Path, seconds: float) -> None:
     """Wait until all have ended, or one has failed, or those that still run wrote their stacks."""
-    end = time.monotonic() + START_LIMIT + seconds
+    limit = START_LIMIT + seconds
+    end = time.monotonic() + limit
     while time.monotonic() < end:
-        running = [child.sentinel for child in children if child.is_alive()]
+        alive = [child for child in children if child.is_alive()]
+        running = [child.sentinel for child in alive]
         if not running:
             return
         stacks = list(folder.glob("*.stack"))

@@ -155,7 +155,8 @@ class LiveTensors(TorchDispatchMode):
 
     def _change(self, size: int) -> None:
         self.now += size
-        self.peak = max(self.peak, self.now)
+        if self.now > self.peak:
+            self.peak = self.now
         self.curve.append(self.now)
 
     def __torch_dispatch__(

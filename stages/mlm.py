@@ -241,11 +241,11 @@ def read_lines(file: str) -> list[str]:
 
 def last_checkpoint(folder: Path) -> str | None:
     """The newest checkpoint that was saved to its end: `trainer_state.json` is written last."""
-    whole = list(folder.glob("checkpoint-[0-9]*/trainer_state.json"))
-    if not whole:
-        return None
-    newest = max(whole, key=lambda state: int(state.parent.name.split("-")[1]))
-    return str(newest.parent)
+    saved = {}
+    for state in folder.glob("checkpoint-[0-9]*/trainer_state.json"):
+        number = state.parent.name.split("-")[1]
+        saved[int(number)] = str(state.parent)
+    return saved[max(saved)] if saved else None
 
 
 if __name__ == "__main__":

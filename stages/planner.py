@@ -145,7 +145,8 @@ class Plan:
     @property
     def days(self) -> float:
         """From the first step to the last, with no accident."""
-        return self.step * self.steps / 86_400
+        seconds = self.step * self.steps
+        return seconds / 86_400
 
 
 def state_bytes(shape: Shape, layout: Layout) -> float:

@@ -69,7 +69,8 @@ class StandInHub(ThreadingHTTPServer):
     def revision(self, repo: str) -> str:
         """A commit name made of the content, forty digits long as git's are."""
         digest = hashlib.sha1()
-        for name, data in sorted(self.repos[repo].items()):
+        files = self.repos[repo]
+        for name, data in sorted(files.items()):
             digest.update(name.encode())
             digest.update(data)
         return digest.hexdigest()
@@ -84,7 +85,8 @@ class Handler(BaseHTTPRequestHandler):
     def do_POST(self) -> None:
         """Create a repository, say how files should come, take a commit."""
         path, repo, _ = self.read_path()
-        body = self.rfile.read(int(self.headers["Content-Length"] or 0))
+        length = self.headers["Content-Length"]
+        body = self.rfile.read(int(length or 0))
         if self.headers["Authorization"] != f"Bearer {TOKEN}":
             self.answer({"error": "a token is needed to write"}, 401)
         elif path == "/api/repos/create":
@@ -97,27 +99,28 @@ class Handler(BaseHTTPRequestHandler):
             self.answer(self.server.commit(repo, body))
         else:
             plan = {"uploadMode": "regular", "shouldIgnore": False, "oid": None}
-            files = json.loads(body)["files"]
-            self.answer(
-                {"files": [{"path": file["path"], **plan} for file in files]}
-            )
+            asked = json.loads(body)["files"]
+            files = [{"path": file["path"], **plan} for file in asked]
+            self.answer({"files": files})
 
     def do_GET(self) -> None:
         """Who am I, what is in a repository, and the files themselves."""
+        hub = self.server
         path, repo, name = self.read_path()
         if path == "/api/whoami-v2":
             return self.answer({"name": "reader", "type": "user", "orgs": []})
-        if repo not in self.server.repos:
+        if repo not in hub.repos:
             return self.answer({}, 404, error="RepoNotFound")
-        files = self.server.repos[repo]
-        revision = self.server.revision(repo)
+        files = hub.repos[repo]
+        revision = hub.revision(repo)
         if name in files:
             return self.answer(files[name], commit=revision)
         if name:
             return self.answer({}, 404, error="EntryNotFound")
-        names = [{"rfilename": name} for name in files]
-        facts = {"private": repo in self.server.private, "siblings": names}
-        return self.answer({"id": repo, "sha": revision, **facts})
+        facts: dict[str, Any] = {"id": repo, "sha": revision}
+        facts["private"] = repo in hub.private
+        facts["siblings"] = [{"rfilename": name} for name in files]
+        return self.answer(facts)
 
     do_HEAD = do_GET
 

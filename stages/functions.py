@@ -27,58 +27,49 @@ class Function:
 
 
 def documented_functions(
-    code: str, least_words: int = 5, shortest: int = 60, longest: int = 1_500
+    code: str, shortest: int = 60, longest: int = 1_500
 ) -> Iterator[Function]:
-    """The functions of a file whose docstring has enough words and whose body has a useful length.
+    """The functions of a file with a docstring of five words, and a body of so many characters.
 
-    Lengths are in characters. A file that is no Python has no functions.
+    A file that is no Python has no functions.
 
     >>> text = 'def add(a, b):\\n    "The sum of two numbers, a and b."\\n    return a + b\\n'
     >>> [(f.name, f.docstring, f.body) for f in documented_functions(text, shortest=5)]
     [('add', 'The sum of two numbers, a and b.', 'return a + b')]
     """
-    tree = parse(code)
-    if tree is None:
-        return
     # Python's own idea of a line; `splitlines` would also split at a form feed.
     lines = io.StringIO(code, newline=None).readlines()
-    outer = set(tree.body)
-    for node in ast.walk(tree):
-        if not isinstance(node, ast.FunctionDef) or len(node.body) < 2:
-            continue
-        function = take_apart(node, lines, top=node in outer)
-        if function is None or len(function.docstring.split()) < least_words:
-            continue
-        if not shortest <= len(function.body) <= longest:
-            continue
-        # A text in triple quotes may begin left of the code, and then nothing can be dedented.
-        if parse(function.body) and parse(function.code):
-            yield function
+    for node in ast.walk(parse(code) or ast.Pass()):
+        if isinstance(node, ast.FunctionDef) and has_docstring_apart(node):
+            function = take_apart(node, lines)
+            wordy = len(function.docstring.split()) >= 5
+            # A text that begins left of the code leaves nothing to dedent.
+            whole = parse(function.body) and parse(function.code)
+            if wordy and whole and shortest <= len(function.body) <= longest:
+                yield function
 
 
-def take_apart(
-    node: ast.FunctionDef, lines: list[str], top: bool
-) -> Function | None:
-    """The parts of one function, or None if it has no docstring or shares a line with it."""
-    docstring = ast.get_docstring(node)
+def has_docstring_apart(node: ast.FunctionDef) -> bool:
+    """Whether something follows a docstring that has its lines for itself."""
+    if not ast.get_docstring(node) or len(node.body) < 2:
+        return False
     first, second = node.body[:2]
-    docstring_end = first.end_lineno or first.lineno
-    if (
-        not docstring
-        or first.lineno <= node.lineno
-        or second.lineno <= docstring_end
-    ):
-        return None
+    return node.lineno < first.lineno and (first.end_lineno or 0) < second.lineno
+
+
+def take_apart(node: ast.FunctionDef, lines: list[str]) -> Function:
+    """The parts of a function with such a docstring."""
+    first = node.body[0]
     signature = dedent(lines[node.lineno - 1 : first.lineno - 1])
-    body = dedent(lines[docstring_end : node.end_lineno])
-    paragraph = docstring.split("\n\n")[0]
-    return Function(node.name, signature, " ".join(paragraph.split()), body, top)
+    body = dedent(lines[first.end_lineno : node.end_lineno])
+    paragraph = (ast.get_docstring(node) or "").split("\n\n")[0]
+    docstring = " ".join(paragraph.split())
+    return Function(node.name, signature, docstring, body, node.col_offset == 0)
 
 
 def dedent(lines: list[str]) -> str:
     """Lines as one text without common indentation, and without empty lines around it."""
-    text = textwrap.dedent("".join(lines))
-    return text.strip("\n").rstrip()
+    return textwrap.dedent("".join(lines)).strip("\n").rstrip()
 
 
 def parse(code: str) -> ast.Module | None:

@@ -4,7 +4,7 @@
 
 The processes are forks of the kernel, which have its functions and data at once; where a fork
 cannot work they are spawned. Each finds its place in RANK, LOCAL_RANK and WORLD_SIZE, is a member
-of one process group, and leaves files: `0.ready`, `0.out`, `0.log`, `0.stack`, `0.error`, `0.pt`.
+of one process group, and leaves files: `0.out`, `0.log`, `0.stack`, `0.error`, `0.pt`.
 """
 
 from __future__ import annotations
@@ -47,20 +47,15 @@ def free_port() -> int:
 
 def start_method() -> Choice:
     """Fork if a fork of this kernel can work, else spawn, and why."""
-    if "fork" not in multiprocessing.get_all_start_methods():
-        return Choice("spawn", "this system has no fork")
-    if sys.platform == "darwin":
-        return Choice("spawn", "system libraries of macOS do not survive a fork")
+    if sys.platform != "linux":
+        return Choice("spawn", "a fork is safe on Linux only")
     accelerate = sys.modules.get("accelerate.state")
     if accelerate and accelerate.PartialState._shared_state:
-        return Choice(
-            "spawn",
-            "this kernel made an Accelerator: a fork would think it is alone",
-        )
+        reason = "this kernel made an Accelerator: a fork would think it is alone"
+        return Choice("spawn", reason)
     if torch.cuda.is_initialized():
-        return Choice(
-            "spawn", "this kernel has used the GPU, and a fork of it could not"
-        )
+        reason = "this kernel has used the GPU, and a fork of it could not"
+        return Choice("spawn", reason)
     return Choice("fork", "no GPU and no Accelerator has been used in this kernel")
 
 
@@ -83,9 +78,8 @@ def require_world(expected: int) -> None:
     started = int(os.environ.get("WORLD_SIZE", "1"))
     if started != expected:
         problem = f"this run has {started} process(es), not {expected}"
-        raise CourseError(
-            problem, "WORLD_SIZE", f"torchrun --nproc_per_node {expected}"
-        )
+        fix = f"torchrun --nproc_per_node {expected}"
+        raise CourseError(problem, "WORLD_SIZE", fix)
 
 
 def write_stack_after(seconds: float, path: Path) -> None:
@@ -96,11 +90,9 @@ def write_stack_after(seconds: float, path: Path) -> None:
 
     def write() -> None:
         frame = sys._current_frames()[threading.main_thread().ident or 0]
-        calls = [
-            f"{line[0].f_code.co_name}:{line[1]}"
-            for line in traceback.walk_stack(frame)
-        ]
-        path.write_text("\n".join(calls))
+        calls = traceback.walk_stack(frame)
+        names = [f"{inner.f_code.co_name}:{line}" for inner, line in calls]
+        path.write_text(" < ".join(names[:4]))
 
     timer = threading.Timer(seconds, write)
     timer.daemon = True
@@ -115,7 +107,7 @@ def exit_with_parent() -> None:
         os._exit(1)
 
 
-def become_rank(rank: int, folder: Path, world: int, seconds: float) -> None:
+def become_rank(rank: int, folder: Path, world: int) -> None:
     """Give a child its place, its files, one thread, and an end if its parent ends."""
     # An interrupt reaches the whole group: the parent decides what it means.
     signal.signal(signal.SIGINT, signal.SIG_IGN)
@@ -125,12 +117,8 @@ def become_rank(rank: int, folder: Path, world: int, seconds: float) -> None:
     # What C++ code prints goes to the log too.
     os.dup2(sys.stderr.fileno(), 1)
     os.dup2(sys.stderr.fileno(), 2)
-    # For a rank that never gets ready; otherwise a later stack takes its place.
-    write_stack_after(START_LIMIT + seconds, folder / f"{rank}.stack")
-    for name in ("RANK", "LOCAL_RANK"):
-        os.environ[name] = str(rank)
-    for name in ("WORLD_SIZE", "LOCAL_WORLD_SIZE"):
-        os.environ[name] = str(world)
+    os.environ |= {"RANK": str(rank), "LOCAL_RANK": str(rank)}
+    os.environ |= {"WORLD_SIZE": str(world), "LOCAL_WORLD_SIZE": str(world)}
     os.environ["OMP_NUM_THREADS"] = "1"
     # A fork would wait for ever for threads that only its parent has.
     torch.set_num_threads(1)
@@ -140,22 +128,19 @@ def work_as_rank(
     packed: Any, rank: int, folder: Path, world: int, seconds: float
 ) -> None:
     """What a child does: join the group, run the function, leave a result or an error in a file."""
-    become_rank(rank, folder, world, seconds)
+    become_rank(rank, folder, world)
     try:
-        function, arguments = (
-            dill.loads(packed) if isinstance(packed, bytes) else packed
-        )
+        if isinstance(packed, bytes):
+            packed = dill.loads(packed)
+        function, arguments = packed
         device = rank_device()
         if device.type == "cuda":
             torch.cuda.set_device(device)
         backend = "gloo" if device.type == "cpu" else None
         # The ranks meet in a file, which unlike a port nobody else can take.
         meeting = (folder / "meeting").as_uri()
-        dist.init_process_group(
-            backend, rank=rank, world_size=world, init_method=meeting
-        )
-        # Imports are over: the parent's clock starts here.
-        (folder / f"{rank}.ready").touch()
+        dist.init_process_group(backend, meeting, rank=rank, world_size=world)
+        # Imports are over: the clock starts here.
         write_stack_after(seconds, folder / f"{rank}.stack")
         torch.save(function(*arguments), folder / f"{rank}.pt")
         # Nobody leaves while another still talks to it.
@@ -168,8 +153,12 @@ def work_as_rank(
         os._exit(1)
 
 
-def find_silent_death(children: list[Any], folder: Path) -> CourseError | None:
-    """The first rank that ended without leaving an error, if one did."""
+def find_problem(
+    children: list[Any], folder: Path, seconds: float
+) -> CourseError | None:
+    """What went wrong, if anything: a silent death, else the first error, else a hang."""
+    if all(child.exitcode == 0 for child in children):
+        return None
     for rank, child in enumerate(children):
         if child.exitcode and not (folder / f"{rank}.error").exists():
             how = "by signal" if child.exitcode < 0 else "with status"
@@ -177,75 +166,51 @@ def find_silent_death(children: list[Any], folder: Path) -> CourseError | None:
                 f"rank {rank} ended {how} {abs(child.exitcode)}, without an error"
             )
             return CourseError(problem, fix="look at the memory first")
-    return None
-
-
-def find_first_error(folder: Path) -> CourseError | None:
-    """The error that was written first, with the innermost calls, if a rank raised one."""
-    errors = sorted(
-        folder.glob("*.error"), key=lambda path: path.stat().st_mtime_ns
-    )
-    if not errors:
-        return None
-    # torch writes the full path of a C++ file in brackets: the file is enough.
-    text = re.sub(r"\[/\S+/(\S+)\]", r"[\1]", errors[0].read_text().strip())
-    last = re.split(r"\n(?=[A-Za-z_.]+(?:Error|Exception|Interrupt|Exit)\b)", text)[
-        -1
-    ]
-    # Behind these words torch lists the frames of C++.
-    message = last.split("Exception raised")[0]
-    calls = [
-        f"{name}:{line}" for line, name in re.findall(r"line (\d+), in (\S+)", text)
-    ]
-    innermost = " < ".join(calls[::-1][:4])
-    fix = "mend that one; the others only lost their partner"
-    return CourseError(
-        f"rank {errors[0].stem} failed first: {message}", innermost, fix
-    )
-
-
-def find_problem(
-    children: list[Any], folder: Path, seconds: float
-) -> CourseError | None:
-    """What went wrong, if anything: a silent death, else the first error, else a hang."""
-    if all(child.exitcode == 0 for child in children):
-        return None
-    known = find_silent_death(children, folder) or find_first_error(folder)
-    if known:
-        return known
+    errors = folder.glob("*.error")
+    in_order = sorted(errors, key=lambda path: path.stat().st_mtime_ns)
+    if in_order:
+        return tell_error(in_order[0])
     lines = [
         f"after {seconds:g} s these ranks still work or wait, the innermost call first:"
     ]
     for rank, child in enumerate(children):
         if child.is_alive():
             stack = folder / f"{rank}.stack"
-            calls = (
-                stack.read_text().splitlines()
-                if stack.exists()
-                else ["not ready yet"]
-            )
-            lines.append(f"  rank {rank}: " + " < ".join(calls[:4]))
-    return CourseError(
-        "\n".join(lines), fix="find the collective that not every rank calls"
-    )
+            calls = stack.read_text() if stack.exists() else "not ready yet"
+            lines.append(f"  rank {rank}: {calls}")
+    fix = "find the collective that not every rank calls"
+    return CourseError("\n".join(lines), fix=fix)
+
+
+def tell_error(path: Path) -> CourseError:
+    """The error that a rank wrote down, with its innermost calls."""
+    # torch writes the full path of a C++ file in brackets: the file is enough.
+    text = re.sub(r"\[/\S+/(\S+)\]", r"[\1]", path.read_text().strip())
+    kinds = r"\n(?=[A-Za-z_.]+(?:Error|Exception|Interrupt|Exit)\b)"
+    last = re.split(kinds, text)[-1]
+    # Behind these words torch lists the frames of C++.
+    message = last.split("Exception raised")[0]
+    lines = re.findall(r"line (\d+), in (\S+)", text)
+    calls = [f"{name}:{line}" for line, name in reversed(lines)]
+    what = f"rank {path.stem} failed first: {message}"
+    fix = "mend that one; the others only lost their partner"
+    return CourseError(what, " < ".join(calls[:4]), fix)
 
 
 def wait_for_end(children: list[Any], folder: Path, seconds: float) -> None:
-    """Wait until all have ended, or one has failed, or the time is over since all were ready."""
-    # The children write their stacks down when the time is over: they are read a little later.
-    limit = seconds + 0.5
-    end = time.monotonic() + START_LIMIT + limit
-    ready = False
+    """Wait until all have ended, or one has failed, or those that still run wrote their stacks."""
+    limit = START_LIMIT + seconds
+    end = time.monotonic() + limit
     while time.monotonic() < end:
-        running = [child.sentinel for child in children if child.is_alive()]
+        alive = [child for child in children if child.is_alive()]
+        running = [child.sentinel for child in alive]
         if not running:
             return
-        wait(running, timeout=end - time.monotonic() if ready else 0.02)
-        if any(child.exitcode for child in children):
+        stacks = list(folder.glob("*.stack"))
+        failed = any(child.exitcode for child in children)
+        if failed or len(stacks) >= len(running):
             break
-        if not ready and len(list(folder.glob("*.ready"))) == len(children):
-            ready = True
-            end = time.monotonic() + limit
+        wait(running, timeout=0.05)
     # The partners of a rank that failed may leave their errors too.
     for child in children:
         child.join(timeout=0.3)
@@ -290,7 +255,5 @@ def launch(
                 print(f"rank {rank} | {line}")
         if problem:
             raise problem
-        return [
-            torch.load(folder / f"{rank}.pt", weights_only=True)
-            for rank in range(world)
-        ]
+        results = [folder / f"{rank}.pt" for rank in range(world)]
+        return [torch.load(path, weights_only=True) for path in results]

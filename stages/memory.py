@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import gc
 import inspect
+import itertools
 import json
 import os
 import subprocess
@@ -49,18 +50,15 @@ with open(sys.argv[3], "w", encoding="utf-8") as file:
 class FreshRun:
     """What a function returned in a fresh process, and the most bytes that were seen there.
 
-    `private` is its own memory, `resident` counts mapped files too, `readings` says how often.
+    `private` is its own memory, `resident` counts mapped files too.
     """
 
     result: Any
     private: int
     resident: int
-    readings: int
 
 
-def run_fresh(
-    function: Callable, *arguments: Any, every: float = 0.005
-) -> FreshRun:
+def run_fresh(function: Callable, *arguments: Any) -> FreshRun:
     """Run `function(*arguments)` in a fresh Python and watch its memory from outside.
 
     The function travels as its source, so it imports what it needs, and uses no name from outside
@@ -73,40 +71,33 @@ def run_fresh(
     program = PROGRAM.format(source=source, name=function.__name__)
     with tempfile.TemporaryDirectory() as scratch:
         answer = Path(scratch, "answer.json")
-        output = Path(scratch, "output.txt")
-        command = [sys.executable, "-c", program]
-        command += [json.dumps(sys.path), json.dumps(arguments), str(answer)]
-        with (
-            output.open("w") as log,
-            subprocess.Popen(command, stdout=log, stderr=log) as child,
-        ):
-            readings = watch(child, every)
+        log = Path(scratch, "log.txt")
+        given = [json.dumps(sys.path), json.dumps(arguments), str(answer)]
+        command = [sys.executable, "-c", program, *given]
+        with log.open("w") as file:
+            child = subprocess.Popen(command, stdout=file, stderr=file)
+            readings = watch(child)
         if child.returncode:
-            lines = output.read_text(errors="replace").strip().splitlines()
-            last = lines[-1] if lines else "it printed nothing"
+            last = log.read_text(errors="replace").strip().split("\n")[-1]
             problem = f"{function.__name__} failed in its own process: {last}"
             place = f"exit status {child.returncode}"
             raise CourseError(problem, place, "run it here to see all of it")
         private = max((memory["private"] for memory in readings), default=0)
         resident = max((memory["resident"] for memory in readings), default=0)
-        return FreshRun(
-            json.loads(answer.read_text("utf-8")), private, resident, len(readings)
-        )
+        return FreshRun(json.loads(answer.read_text("utf-8")), private, resident)
 
 
-def watch(child: subprocess.Popen, every: float) -> list[dict[str, int]]:
+def watch(child: subprocess.Popen) -> list[dict[str, int]]:
     """Readings of a child's memory until it ends; it is ended if the watcher is interrupted."""
     readings = []
     try:
         while child.poll() is None:
             readings.append(memory_of(child.pid))
-            time.sleep(every)
+            time.sleep(0.005)
     except (OSError, psutil.Error):
-        # It ended between the two calls.
-        child.wait()
+        child.wait()  # It ended between the two calls.
     finally:
-        # This does nothing to a process that has ended.
-        child.kill()
+        child.kill()  # This does nothing to a process that has ended.
         child.wait()
     return readings
 
@@ -153,30 +144,26 @@ class LiveTensors(TorchDispatchMode):
         storage = tensor.untyped_storage()
         address = storage._cdata
         size = storage.nbytes()
-        if address not in self._alive:
-            self._alive[address] = weakref.ref(
-                storage, lambda _: self._forget(address, size)
-            )
-            self._change(size)
 
-    def _forget(self, address: int, size: int) -> None:
-        del self._alive[address]
-        self._change(-size)
+        def forget(_: object) -> None:
+            del self._alive[address]
+            self._change(-size)
+
+        if address not in self._alive:
+            self._alive[address] = weakref.ref(storage, forget)
+            self._change(size)
 
     def _change(self, size: int) -> None:
         self.now += size
-        self.peak = max(self.peak, self.now)
+        if self.now > self.peak:
+            self.peak = self.now
         self.curve.append(self.now)
 
     def __torch_dispatch__(
         self, operation: Any, types: Any, args: Any = (), kwargs: Any = None
     ) -> Any:
         result = operation(*args, **(kwargs or {}))
-        # Most operations make one tensor: then there is no tree to search.
-        leaves = (
-            [result] if isinstance(result, torch.Tensor) else tree_leaves(result)
-        )
-        for leaf in leaves:
+        for leaf in tree_leaves(result):
             if isinstance(leaf, torch.Tensor):
                 self._count(leaf)
         return result
@@ -198,10 +185,6 @@ def measure_peak(work: Callable[[], object], device: str = "cpu") -> int:
 
     What earlier work left in reference cycles is freed first, or it would be freed in the middle.
     """
-    if device not in ("cpu", "cuda"):
-        raise CourseError(
-            "this device's allocator reports no peak", device, 'measure on "cpu"'
-        )
     gc.collect()
     if device == "cpu":
         return max(allocator_curve(work))
@@ -216,14 +199,10 @@ def allocator_curve(work: Callable[[], object]) -> list[int]:
     """Bytes given out by the CPU allocator after each of its calls, as the profiler saw them."""
     # The profiler's greetings are not our output.
     os.environ.setdefault("KINETO_LOG_LEVEL", "99")
-    activities = [torch.profiler.ProfilerActivity.CPU]
-    with torch.profiler.profile(
-        activities=activities, profile_memory=True, acc_events=False
-    ) as profile:
+    kinds = [torch.profiler.ProfilerActivity.CPU]
+    with torch.profiler.profile(activities=kinds, profile_memory=True) as profile:
         work()
     events = profile.profiler.kineto_results.events()
     calls = [event for event in events if event.name() == "[memory]"]
-    curve = [0]
-    for call in sorted(calls, key=lambda event: event.start_ns()):
-        curve.append(curve[-1] + call.nbytes())
-    return curve
+    calls.sort(key=lambda event: event.start_ns())
+    return list(itertools.accumulate((call.nbytes() for call in calls), initial=0))

@@ -10,7 +10,7 @@ processes sees the same rows, and a run that was stopped goes on with the row it
 from __future__ import annotations
 
 import functools
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -18,13 +18,8 @@ import numpy as np
 import torch
 import torch.nn.functional as F
 import transformers
-from transformers import (
-    AutoConfig,
-    AutoTokenizer,
-    BertForMaskedLM,
-    Trainer,
-    TrainingArguments,
-)
+from torch.utils.data import DataLoader
+from transformers import AutoTokenizer, BertForMaskedLM, Trainer, TrainingArguments
 from transformers.modeling_outputs import MaskedLMOutput
 
 from utils.artifacts import write_json
@@ -37,33 +32,20 @@ IGNORE = -100  # the label of a place that is not asked
 class TextArguments:
     """What `run_mlm` takes besides the arguments of the Trainer."""
 
-    train_file: str = field(metadata={"help": "UTF-8 text, a row a line"})
-    validation_file: str = field(
-        metadata={"help": "the same, of text that is not trained on"}
-    )
-    model_name_or_path: str = field(
-        metadata={"help": "a folder with a tokenizer, and weights"}
-    )
-    from_scratch: bool = field(
-        default=False, metadata={"help": "take its configuration only"}
-    )
+    train_file: str  # UTF-8 text, a row a line
+    validation_file: str  # the same, of text that is not trained on
+    model_name_or_path: str  # a folder with a tokenizer, and weights
+    from_scratch: bool = False  # take its configuration only
     max_seq_length: int = 32
     mlm_probability: float = 0.15
     whole_word: bool = False
 
     def __post_init__(self) -> None:
-        require("--mlm_probability", self.mlm_probability, 0, 1)
-        require("--max_seq_length", self.max_seq_length, 1)
-
-
-def require(
-    name: str, value: float, least: float, most: float = float("inf")
-) -> None:
-    """Refuse a number outside its range."""
-    if not least <= value <= most:
-        raise CourseError(
-            f"{name} is {value}", fix=f"write a number from {least} to {most}"
-        )
+        place = f"--mlm_probability {self.mlm_probability}"
+        place += f" --max_seq_length {self.max_seq_length}"
+        if not 0 <= self.mlm_probability <= 1 or self.max_seq_length < 1:
+            fix = "write a share from 0 to 1, and a length of at least 1"
+            raise CourseError("a number is outside its range", place, fix)
 
 
 @dataclass(frozen=True)
@@ -76,12 +58,7 @@ class Masking:
     whole_words: bool = False
 
     def apply(
-        self,
-        ids: np.ndarray,
-        words: np.ndarray,
-        mask: int,
-        size: int,
-        noise: np.random.Generator,
+        self, ids: np.ndarray, words: np.ndarray, mask: int, size: int, noise: Any
     ) -> tuple[np.ndarray, np.ndarray]:
         """Inputs and labels; `words` numbers the word of each token, -1 where nothing may be asked.
 
@@ -92,8 +69,7 @@ class Masking:
         drawn, fate = noise.random((2, len(ids)))
         if self.whole_words:
             # The tokens of a word share the draw of that word's number.
-            drawn = drawn[words]
-            fate = fate[words]
+            drawn, fate = drawn[words], fate[words]
         asked = (drawn < self.share) & (words >= 0)
         hidden = asked & (fate < self.hide)
         swapped = asked & ~hidden & (fate < self.hide + self.swap)
@@ -114,12 +90,13 @@ class MaskedLines(torch.utils.data.Dataset):
     rows: int = 0  # 0: one for each line
 
     def __post_init__(self) -> None:
-        encoded = self.tokenizer(
-            self.lines, truncation=True, max_length=self.length
-        )
+        cut = {"truncation": True, "max_length": self.length}
+        encoded = self.tokenizer(self.lines, **cut)
         self.ids = [np.array(ids) for ids in encoded["input_ids"]]
+        # The number of each token's word; -1 for special tokens, whose word is None.
+        words = [encoded.word_ids(line) for line in range(len(self.lines))]
         self.words = [
-            number_words(encoded.word_ids(line)) for line in range(len(self.lines))
+            np.array([-1 if n is None else n for n in line]) for line in words
         ]
         self.rows = self.rows or len(self.lines)
 
@@ -136,10 +113,9 @@ class MaskedLines(torch.utils.data.Dataset):
         epoch, place = divmod(row, len(self.ids))
         line = self.order(epoch)[place]
         noise = np.random.default_rng([self.seed, 1, row])
-        mask = self.tokenizer.mask_token_id
-        size = len(self.tokenizer)
+        vocabulary = self.tokenizer.mask_token_id, len(self.tokenizer)
         inputs, labels = self.masking.apply(
-            self.ids[line], self.words[line], mask, size, noise
+            self.ids[line], self.words[line], *vocabulary, noise
         )
         return {"input_ids": inputs, "labels": labels}
 
@@ -154,37 +130,25 @@ def shuffle(count: int, seed: int, epoch: int) -> np.ndarray:
     return np.random.default_rng([seed, epoch]).permutation(count)
 
 
-def number_words(words: list[int | None]) -> np.ndarray:
-    """The number of each token's word; -1 for special tokens."""
-    return np.array([-1 if word is None else word for word in words])
-
-
 class SparseMaskedLM(BertForMaskedLM):
     """BERT whose head works at the asked places only; a loss that adds up over processes."""
 
     def forward(
         self,
-        input_ids: torch.Tensor,
-        attention_mask: torch.Tensor | None = None,
-        labels: torch.Tensor | None = None,
+        input_ids: Any,
+        labels: Any = None,
         num_items_in_batch: Any = None,
-        **options: Any,
+        **rest: Any,
     ) -> MaskedLMOutput:
         """Logits, a row for each asked place; without labels, those of all places."""
         if labels is None:
-            return super().forward(
-                input_ids, attention_mask=attention_mask, **options
-            )
-        states = self.bert(input_ids, attention_mask=attention_mask, **options)[0]
+            return super().forward(input_ids, **rest)
+        states = self.bert(input_ids, **rest)[0]
         asked = labels != IGNORE
         logits = self.cls(states[asked])
         total = F.cross_entropy(logits, labels[asked], reduction="sum")
-        count = (
-            asked.sum()
-            if num_items_in_batch is None
-            else torch.as_tensor(num_items_in_batch)
-        )
-        return MaskedLMOutput(loss=total / count.clamp(min=1), logits=logits)
+        count = asked.sum() if num_items_in_batch is None else num_items_in_batch
+        return MaskedLMOutput(loss=total / max(count, 1), logits=logits)
 
 
 @torch.no_grad()
@@ -193,22 +157,20 @@ def score(
 ) -> dict[str, np.ndarray]:
     """For each asked token: its label, its loss in nats, and whether the best guess is right."""
     model.eval()
-    parts: dict[str, list[torch.Tensor]] = {"label": [], "loss": [], "right": []}
-    for start in range(0, len(rows), batch):
-        numbers = range(start, min(start + batch, len(rows)))
-        columns = rows.collate([rows[number] for number in numbers])
+    parts = []
+    # A generator of its own: scoring must not move the noise of a training.
+    own = torch.Generator()
+    for columns in DataLoader(rows, batch, collate_fn=rows.collate, generator=own):
         columns = {
             name: column.to(model.device) for name, column in columns.items()
         }
         logits = model(**columns).logits
-        labels = columns["labels"]
-        labels = labels[labels != IGNORE]
-        parts["label"].append(labels)
-        parts["loss"].append(F.cross_entropy(logits, labels, reduction="none"))
-        parts["right"].append(logits.argmax(-1) == labels)
-    return {
-        name: torch.cat(tensors).cpu().numpy() for name, tensors in parts.items()
-    }
+        label = columns["labels"][columns["labels"] != IGNORE]
+        loss = F.cross_entropy(logits, label, reduction="none")
+        right = logits.argmax(-1) == label
+        parts.append((label.cpu(), loss.cpu(), right.cpu()))
+    joined = [torch.cat(tensors).numpy() for tensors in zip(*parts)]
+    return dict(zip(("label", "loss", "right"), joined))
 
 
 def run(
@@ -216,20 +178,18 @@ def run(
 ) -> dict[str, Any]:
     """Train, going on from the last whole checkpoint in `output_dir`; what `metrics.json` says."""
     if training.max_steps < 1:
-        raise CourseError(
-            "rows are counted here, not epochs", "--max_steps", "say --max_steps N"
-        )
+        what = "rows are counted here, not epochs"
+        raise CourseError(what, "--max_steps", "say --max_steps N")
     model = make_model(text, training.seed)
+    pieces = training.world_size * training.gradient_accumulation_steps
+    step = training.train_batch_size * pieces
     tokenizer = AutoTokenizer.from_pretrained(text.model_name_or_path)
-    step = (
-        training.train_batch_size
-        * training.world_size
-        * training.gradient_accumulation_steps
+    masking = Masking(text.mlm_probability, whole_words=text.whole_word)
+    how = tokenizer, masking, training.seed, text.max_seq_length
+    train = MaskedLines(
+        read_lines(text.train_file), *how, step * training.max_steps
     )
-    train = mask_file(
-        text.train_file, text, tokenizer, training.seed, step * training.max_steps
-    )
-    held_out = mask_file(text.validation_file, text, tokenizer, training.seed)
+    held_out = MaskedLines(read_lines(text.validation_file), *how)
     trainer = Trainer(
         model,
         training,
@@ -244,14 +204,11 @@ def run(
     trainer.train(resume_from_checkpoint=last_checkpoint(folder))
     trainer.save_model()  # before anything else can fail
     scores = score(model, held_out)
+    logs = [log for log in trainer.state.log_history if "loss" in log]
     metrics = {
         "world": training.world_size,
         "rows a step": step,
-        "losses": {
-            log["step"]: log["loss"]
-            for log in trainer.state.log_history
-            if "loss" in log
-        },
+        "losses": {log["step"]: log["loss"] for log in logs},
         "validation loss": float(scores["loss"].mean()),
         "validation accuracy": float(scores["right"].mean()),
     }
@@ -265,36 +222,29 @@ def make_model(text: TextArguments, seed: int) -> SparseMaskedLM:
     folder = text.model_name_or_path
     if not Path(folder).is_dir():
         place = f"--model_name_or_path {folder}"
-        raise CourseError(
-            "there is no such folder", place, "write the folder of a model"
-        )
+        raise CourseError("there is no such folder", place, "write that of a model")
     torch.manual_seed(seed)
     if text.from_scratch:
-        return SparseMaskedLM(AutoConfig.from_pretrained(folder))
+        return SparseMaskedLM(transformers.AutoConfig.from_pretrained(folder))
     return SparseMaskedLM.from_pretrained(folder, dtype=torch.float32)
 
 
-def mask_file(
-    file: str, text: TextArguments, tokenizer: Any, seed: int, rows: int = 0
-) -> MaskedLines:
-    """The lines of a file as masked rows."""
+def read_lines(file: str) -> list[str]:
+    """The lines of a file, which has some."""
     path = Path(file)
     lines = path.read_text(encoding="utf-8").splitlines() if path.is_file() else []
     if not lines:
-        raise CourseError(
-            "this file has no lines, or is not there", path, "write a row a line"
-        )
-    masking = Masking(text.mlm_probability, whole_words=text.whole_word)
-    return MaskedLines(lines, tokenizer, masking, seed, text.max_seq_length, rows)
+        what = "this file has no lines, or is not there"
+        raise CourseError(what, path, "write a row a line")
+    return lines
 
 
 def last_checkpoint(folder: Path) -> str | None:
     """The newest checkpoint that was saved to its end: `trainer_state.json` is written last."""
     saved = {}
-    for state in folder.glob("checkpoint-*/trainer_state.json"):
-        number = state.parent.name.removeprefix("checkpoint-")
-        if number.isdigit():
-            saved[int(number)] = str(state.parent)
+    for state in folder.glob("checkpoint-[0-9]*/trainer_state.json"):
+        number = state.parent.name.split("-")[1]
+        saved[int(number)] = str(state.parent)
     return saved[max(saved)] if saved else None
 
 

@@ -1,7 +1,5 @@
 """What a training run takes, before it is paid for: memory, layout, days, energy, money.
 
-    Shape, tokens, Machine -> plan() -> Plan, with its reasons
-
 Three things are assumed and not computed: the share of the peak rate that a class of code reaches
 (`EFFICIENCY`), the power that cooling adds (`COOLING`), and prices. All stand here, in the open.
 """
@@ -28,12 +26,9 @@ EFFICIENCY = {
     "library loop": 0.10,
     "two CPU cores": 0.60,
 }
-# With activation checkpointing three of four multiplications are useful ones.
-RECOMPUTE = 0.75
-# Watts at the meter for a watt in the machine.
-COOLING = 1.1
-# How much of a device's memory a plan may fill.
-USABLE = 0.9
+RECOMPUTE = 0.75  # with checkpointing three of four multiplications are useful ones
+COOLING = 1.1  # watts at the meter for a watt in the machine
+USABLE = 0.9  # how much of a device's memory a plan may fill
 
 Positive = Annotated[float, Field(gt=0)]
 Count = Annotated[int, Field(ge=1)]
@@ -60,29 +55,6 @@ class Shape:
         return 6 * self.parameters + 12 * self.layers * self.width * self.context
 
 
-@pydantic.dataclasses.dataclass(frozen=True)
-class Machine:
-    """One device with its share of the node, and its links to neighbours and to other nodes."""
-
-    name: str
-    flops: Positive  # a second at best, in bfloat16, dense
-    memory: Positive
-    watts: Positive
-    hourly: Annotated[float, Field(ge=0)]  # an assumption: ask for today's price
-    inside: Annotated[float, Field(ge=0)] = 0.0  # bytes a second, within a node
-    outside: Annotated[float, Field(ge=0)] = 0.0  # and to other nodes
-    node: Count = 8
-
-
-MACHINES = {
-    "2 CPU cores": Machine("2 CPU cores", 0.4e12, 8e9, 30, 0.10, node=1),
-    "T4": Machine("T4", 65e12, 16e9, 100, 0.35, node=1),
-    "A100": Machine("A100", 312e12, 80e9, 500, 1.80, 300e9, 25e9),
-    "A100-40": Machine("A100-40", 312e12, 40e9, 500, 1.30, 300e9, 25e9),
-    "H100": Machine("H100", 989e12, 80e9, 1000, 2.80, 450e9, 50e9),
-}
-
-
 @dataclass(frozen=True)
 class Link:
     """What a message costs: a start, and the time of its bytes, one way."""
@@ -96,14 +68,35 @@ class Link:
         >>> round(Link(0.001, 1e9).seconds("all_reduce", 4e9, 4), 3)
         6.006
         """
-        rounds = {"all_reduce": 2, "all_gather": 1, "reduce_scatter": 1}[kind] * (
-            world - 1
-        )
-        return (
-            rounds * (self.latency + size / world / self.bandwidth)
-            if rounds
-            else 0.0
-        )
+        rounds = {"all_reduce": 2, "all_gather": 1, "reduce_scatter": 1}[kind]
+        return rounds * (world - 1) * (self.latency + size / world / self.bandwidth)
+
+
+@pydantic.dataclasses.dataclass(frozen=True)
+class Machine:
+    """One device with its share of the node, and its links to neighbours and to other nodes."""
+
+    name: str
+    flops: Positive  # a second at best, in bfloat16, dense
+    memory: Positive
+    watts: Positive
+    hourly: Annotated[float, Field(ge=0)]  # an assumption: ask for today's price
+    inside: Positive = 1e9  # bytes a second, within a node
+    outside: Positive = 1e9  # and to other nodes
+    node: Count = 8
+
+    def link(self, devices: int) -> Link:
+        """The slowest link among neighbouring devices; its bandwidth alone is counted."""
+        return Link(0.0, self.inside if devices <= self.node else self.outside)
+
+
+MACHINES = {
+    "2 CPU cores": Machine("2 CPU cores", 0.4e12, 8e9, 30, 0.10, node=1),
+    "T4": Machine("T4", 65e12, 16e9, 100, 0.35, node=1),
+    "A100": Machine("A100", 312e12, 80e9, 500, 1.80, 300e9, 25e9),
+    "A100-40": Machine("A100-40", 312e12, 40e9, 500, 1.30, 300e9, 25e9),
+    "H100": Machine("H100", 989e12, 80e9, 1000, 2.80, 450e9, 50e9),
+}
 
 
 @dataclass(frozen=True)
@@ -128,11 +121,8 @@ class Layout:
         >>> Layout(data=16, shards=8).name, Layout(tensor=8, pipeline=2, data=4, shards=4).name
         ('FSDP over 8, DDP over 2', 'tensor 8, pipeline 2, FSDP over 4')
         """
-        sizes = {
-            "tensor": self.tensor,
-            "pipeline": self.pipeline,
-            "FSDP over": self.shards,
-        }
+        sizes = {"tensor": self.tensor, "pipeline": self.pipeline}
+        sizes["FSDP over"] = self.shards
         sizes["DDP over"] = self.data // self.shards
         parts = [f"{kind} {size}" for kind, size in sizes.items() if size > 1]
         return ", ".join(parts) or "one process"
@@ -155,7 +145,8 @@ class Plan:
     @property
     def days(self) -> float:
         """From the first step to the last, with no accident."""
-        return self.step * self.steps / 86_400
+        seconds = self.step * self.steps
+        return seconds / 86_400
 
 
 def state_bytes(shape: Shape, layout: Layout) -> float:
@@ -177,11 +168,9 @@ def activation_bytes(shape: Shape, layout: Layout, rows: int = 1) -> float:
     tokens = rows * shape.context
     layers = shape.layers / layout.pipeline
     layer = 34 * tokens * shape.width / layout.tensor
-    kept = (
-        layer + 2 * layers * tokens * shape.width
-        if layout.checkpointing
-        else layer * layers
-    )
+    kept = layer * layers
+    if layout.checkpointing:
+        kept = layer + 2 * layers * tokens * shape.width
     # The first stage of a pipeline starts this many micro-batches before one comes back.
     in_flight = min(layout.pipeline, 4)
     return kept * in_flight + 8 * tokens * shape.vocabulary / layout.tensor
@@ -189,27 +178,17 @@ def activation_bytes(shape: Shape, layout: Layout, rows: int = 1) -> float:
 
 def memory_per_device(shape: Shape, layout: Layout, rows: int = 1) -> float:
     """States, activations of `rows` rows, and a gigabyte for the context and the workspaces."""
-    # Of sharded weights the layer in use and the next one are gathered, 2 bytes each.
-    layer = (
-        4 * shape.parameters / shape.layers / layout.tensor
-        if layout.shards > 1
-        else 0.0
-    )
-    return (
-        state_bytes(shape, layout)
-        + layer
-        + activation_bytes(shape, layout, rows)
-        + 1e9
-    )
+    states = state_bytes(shape, layout)
+    if layout.shards > 1:
+        # Of sharded weights the layer in use and the next one are gathered, 2 bytes each.
+        states += 4 * shape.parameters / shape.layers / layout.tensor
+    return states + activation_bytes(shape, layout, rows) + 1e9
 
 
 def rows_that_fit(
     shape: Shape, layout: Layout, machine: Machine, batch: float
 ) -> int:
-    """Rows of one pass: the largest power of two that fits; 0 if none does.
-
-    A pipeline takes one row in a pass, since it needs many passes to fill.
-    """
+    """Rows of one pass: the largest power of two that fits, 0 if none does; 1 in a pipeline."""
     share = batch / shape.context / layout.data
     rows = 1
     while layout.pipeline == 1 and 2 * rows <= share:
@@ -217,11 +196,6 @@ def rows_that_fit(
     while rows and memory_per_device(shape, layout, rows) > USABLE * machine.memory:
         rows //= 2
     return rows
-
-
-def link_of(machine: Machine, devices: int) -> Link:
-    """The slowest link among neighbouring devices; its bandwidth alone is counted."""
-    return Link(0.0, machine.inside if devices <= machine.node else machine.outside)
 
 
 def communication_seconds(
@@ -235,23 +209,19 @@ def communication_seconds(
     """
     model = layout.tensor * layout.pipeline
     weights = 2 * shape.parameters / model
-    near = link_of(machine, model * layout.shards)
+    near = machine.link(model * layout.shards)
     gather = near.seconds("all_gather", weights, layout.shards)
     scatter = near.seconds("reduce_scatter", weights, layout.shards)
-    far = link_of(machine, layout.devices)
-    copies = far.seconds(
-        "all_reduce", weights / layout.shards, layout.data // layout.shards
-    )
+    far = machine.link(layout.devices)
+    replicas = layout.data // layout.shards
+    copies = far.seconds("all_reduce", weights / layout.shards, replicas)
     activations = 2 * rows * shape.context * shape.width
-    within = link_of(machine, layout.tensor).seconds(
-        "all_reduce", activations, layout.tensor
-    )
+    cut = machine.link(layout.tensor)
+    within = cut.seconds("all_reduce", activations, layout.tensor)
     sums = 4 * shape.layers / layout.pipeline * within
-    handed = (
-        2 * activations / link_of(machine, model).bandwidth
-        if layout.pipeline > 1
-        else 0.0
-    )
+    handed = 0.0
+    if layout.pipeline > 1:
+        handed = 2 * activations / machine.link(model).bandwidth
     return passes * (2 * gather + scatter) + copies + sums + handed
 
 
@@ -274,31 +244,23 @@ def device_hours(
     loop: bool = False,
 ) -> float:
     """Hours of one device for a run: arithmetic over the rate that its class reaches."""
-    rate = (
-        machine.flops
-        * efficiency(machine, shape, loop)
-        * (RECOMPUTE if checkpointing else 1)
-    )
+    rate = machine.flops * efficiency(machine, shape, loop)
+    if checkpointing:
+        rate *= RECOMPUTE
     return shape.estimated_flops_per_token() * tokens / rate / 3600
 
 
 def step_seconds(
-    shape: Shape,
-    layout: Layout,
-    machine: Machine,
-    batch: float,
-    rows_at_once: int = 1,
+    shape: Shape, layout: Layout, machine: Machine, batch: float, at_once: int = 1
 ) -> tuple[float, float]:
     """Seconds of a step of `batch` tokens, and of its traffic; at best arithmetic hides that."""
     rows = batch / shape.context / layout.data
-    passes = max(1, math.ceil(rows / rows_at_once))
+    passes = max(1, math.ceil(rows / at_once))
     traffic = communication_seconds(shape, layout, machine, rows, passes)
-    hours = (
-        device_hours(shape, batch, machine, layout.checkpointing) / layout.devices
-    )
+    hours = device_hours(shape, batch, machine, layout.checkpointing)
     # A pipeline fills and drains in each step.
     bubble = 1 + (layout.pipeline - 1) / passes
-    return max(hours * 3600 * bubble, traffic), traffic
+    return max(hours / layout.devices * 3600 * bubble, traffic), traffic
 
 
 def layouts(machine: Machine, devices: int) -> list[Layout]:
@@ -307,47 +269,44 @@ def layouts(machine: Machine, devices: int) -> list[Layout]:
     node = min(machine.node, devices)
     for checkpointing in (False, True):
         for shards in sorted({1, node, devices}):
-            if devices % shards == 0:
-                found.append(Layout(1, 1, devices, shards, checkpointing))
+            found.append(Layout(1, 1, devices, shards, checkpointing))
     for tensor in sorted({1, node}):
         for stages in (1, 2, 4, 8, 16):
-            cut = tensor * stages
-            if cut > 1 and devices % cut == 0:
-                data = devices // cut
-                found.append(
-                    Layout(tensor, stages, data, data if tensor > 1 else 1, True)
-                )
-    return found
+            data = devices // (tensor * stages)
+            shards = data if tensor > 1 else 1
+            found.append(Layout(tensor, stages, data, shards, True))
+    # Some do not use all devices, or not evenly; and one stands there twice.
+    even = [one for one in found if one.devices == devices]
+    even = [one for one in even if one.data % one.shards == 0]
+    return list(dict.fromkeys(even))
 
 
 def choose_layout(
     shape: Shape, machine: Machine, devices: int, batch: float
 ) -> tuple[Layout, list[str]]:
     """The fastest layout that fits, the simpler one on a tie, and what was said of each."""
-    reasons = []
+    reasons = ["no layout fits"]
     best = None
     fastest = math.inf
     for layout in layouts(machine, devices):
         rows = rows_that_fit(shape, layout, machine, batch)
         memory = memory_per_device(shape, layout, max(rows, 1)) / 1e9
         seconds, _ = step_seconds(shape, layout, machine, batch, max(rows, 1))
-        verdict = f"{rows} row(s) at once, {seconds:,.2f} s a step"
-        if rows == 0:
-            verdict = "too much"
         if batch / shape.context / layout.data < 1:
-            rows = 0
             verdict = "less than one row for each copy"
+        elif rows == 0:
+            verdict = "too much"
+        else:
+            verdict = f"{rows} row(s) at once, {seconds:,.2f} s a step"
+            if seconds < 0.98 * fastest:
+                best = layout
+                fastest = seconds
         recomputed = ", activations recomputed" if layout.checkpointing else ""
         reasons.append(f"{layout.name}{recomputed}: {memory:,.1f} GB, {verdict}")
-        if rows and seconds < 0.98 * fastest:
-            best = layout
-            fastest = seconds
     if best is None:
-        what = "\n  ".join(["no layout fits", *reasons])
-        raise CourseError(
-            what, machine.name, "take other devices, or another batch"
-        )
-    return best, reasons
+        fix = "take other devices, or another batch"
+        raise CourseError("\n  ".join(reasons), machine.name, fix)
+    return best, reasons[1:]
 
 
 def plan(
@@ -361,7 +320,5 @@ def plan(
     hours = step * steps / 3600 * devices
     memory = memory_per_device(shape, layout, rows)
     energy = hours * machine.watts * COOLING / 1000
-    money = hours * machine.hourly
-    return Plan(
-        layout, rows, memory, step, steps, traffic / step, energy, money, reasons
-    )
+    costs = energy, hours * machine.hourly
+    return Plan(layout, rows, memory, step, steps, traffic / step, *costs, reasons)

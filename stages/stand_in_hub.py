@@ -12,47 +12,41 @@ from __future__ import annotations
 import base64
 import hashlib
 import json
-import re
 import threading
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
-from typing import Any, Self
+from typing import Any
 from urllib.parse import unquote, urlsplit
 
 # The only token it takes; it opens nothing anywhere else.
 TOKEN = "hf_stand_in"
 
-Headers = dict[str, str]
 
-
-class StandInHub:
-    """Repositories in memory, a log of requests, and a web server on a free port of this machine."""
+class StandInHub(ThreadingHTTPServer):
+    """A web server on a free port of this machine, with repositories in memory and a log."""
 
     def __init__(self) -> None:
+        super().__init__(("127.0.0.1", 0), Handler)
         self.repos: dict[str, dict[str, bytes]] = {}
         self.private: set[str] = set()
         self.requests: list[str] = []
-        handler = type("BoundHandler", (Handler,), {"hub": self})
-        self.server = ThreadingHTTPServer(("127.0.0.1", 0), handler)
-        self.url = f"http://127.0.0.1:{self.server.server_port}"
-        threading.Thread(target=self.server.serve_forever, daemon=True).start()
-
-    def __enter__(self) -> Self:
-        return self
+        self.url = f"http://127.0.0.1:{self.server_port}"
+        threading.Thread(target=self.serve_forever, daemon=True).start()
 
     def __exit__(self, *error: object) -> None:
-        self.server.shutdown()
-        self.server.server_close()
+        self.shutdown()
+        self.server_close()
 
     def environment(self, home: str) -> dict[str, str]:
         """The variables that point a fresh process here; `home` keeps its cache apart."""
-        names = {
+        return {
             "HF_ENDPOINT": self.url,
             "HF_TOKEN": TOKEN,
             "HF_HOME": home,
+            "HF_HUB_OFFLINE": "0",
+            "HF_HUB_DISABLE_XET": "1",
+            "HF_HUB_DISABLE_PROGRESS_BARS": "1",
             "NO_PROXY": "*",
         }
-        switches = {"HF_HUB_DISABLE_XET": "1", "HF_HUB_DISABLE_PROGRESS_BARS": "1"}
-        return {**names, **switches, "HF_HUB_OFFLINE": "0"}
 
     def create(self, wish: dict[str, Any]) -> dict[str, str]:
         """Make a repository, unless there is one of that name."""
@@ -64,109 +58,97 @@ class StandInHub:
         return {"url": f"{self.url}/{repo}", "name": repo}
 
     def commit(self, repo: str, body: bytes) -> dict[str, Any]:
-        """Apply the lines of a commit: a header, files in base64, deletions; nothing else."""
-        for line in map(json.loads, body.splitlines()):
-            kind, value = line["key"], line["value"]
-            if kind == "file":
-                self.repos[repo][value["path"]] = base64.b64decode(value["content"])
-            elif kind == "deletedFile":
-                self.repos[repo].pop(value["path"], None)
-            elif kind != "header":
-                raise ValueError(f"this stand-in does not take {kind!r}")
-        url = f"{self.url}/{repo}/commit/{self.revision(repo)}"
-        return {"success": True, "commitOid": self.revision(repo), "commitUrl": url}
+        """Take the files of a commit, which come in base64, a line each after a header."""
+        for line in body.splitlines()[1:]:
+            file = json.loads(line)["value"]
+            self.repos[repo][file["path"]] = base64.b64decode(file["content"])
+        revision = self.revision(repo)
+        url = f"{self.url}/{repo}/commit/{revision}"
+        return {"success": True, "commitOid": revision, "commitUrl": url}
 
     def revision(self, repo: str) -> str:
         """A commit name made of the content, forty digits long as git's are."""
         digest = hashlib.sha1()
-        for name, data in sorted(self.repos[repo].items()):
-            digest.update(
-                hashlib.sha1(name.encode()).digest() + hashlib.sha1(data).digest()
-            )
+        files = self.repos[repo]
+        for name, data in sorted(files.items()):
+            digest.update(name.encode())
+            digest.update(data)
         return digest.hexdigest()
 
 
 class Handler(BaseHTTPRequestHandler):
     """One request: find what is asked, answer in the hub's own form."""
 
-    hub: StandInHub
+    server: StandInHub
     protocol_version = "HTTP/1.1"
 
     def do_POST(self) -> None:
         """Create a repository, say how files should come, take a commit."""
-        path = self.log_path()
-        body = self.rfile.read(int(self.headers["Content-Length"] or 0))
-        match = re.fullmatch(
-            r"/api/models/([^/]+/[^/]+)/(preupload|commit)/main", path
-        )
+        path, repo, _ = self.read_path()
+        length = self.headers["Content-Length"]
+        body = self.rfile.read(int(length or 0))
         if self.headers["Authorization"] != f"Bearer {TOKEN}":
             self.answer({"error": "a token is needed to write"}, 401)
         elif path == "/api/repos/create":
-            self.answer(self.hub.create(json.loads(body)))
+            self.answer(self.server.create(json.loads(body)))
         elif path == "/api/validate-yaml":
             self.answer({"warnings": [], "errors": []})
-        elif match is None or match[1] not in self.hub.repos:
-            self.answer({}, 404, {"X-Error-Code": "RepoNotFound"})
-        elif match[2] == "commit":
-            self.answer(self.hub.commit(match[1], body))
+        elif repo not in self.server.repos:
+            self.answer({}, 404, error="RepoNotFound")
+        elif path.endswith("/commit/main"):
+            self.answer(self.server.commit(repo, body))
         else:
-            files = json.loads(body)["files"]
             plan = {"uploadMode": "regular", "shouldIgnore": False, "oid": None}
-            self.answer(
-                {"files": [{"path": file["path"], **plan} for file in files]}
-            )
+            asked = json.loads(body)["files"]
+            files = [{"path": file["path"], **plan} for file in asked]
+            self.answer({"files": files})
 
     def do_GET(self) -> None:
         """Who am I, what is in a repository, and the files themselves."""
-        path = self.log_path()
-        match = re.match(
-            r"/(?:api/models/)?([^/]+/[^/]+)(?:/(resolve|tree)/[^/]+/(.+))?", path
-        )
-        files = self.hub.repos.get(match[1]) if match else None
+        hub = self.server
+        path, repo, name = self.read_path()
         if path == "/api/whoami-v2":
-            self.answer({"name": "reader", "type": "user", "orgs": []})
-        elif match is None or files is None:
-            self.answer({}, 404, {"X-Error-Code": "RepoNotFound"})
-        elif match[2] is None:
-            names = [{"rfilename": name} for name in files]
-            facts = {"id": match[1], "sha": self.hub.revision(match[1])}
-            is_private = match[1] in self.hub.private
-            self.answer({**facts, "siblings": names, "private": is_private})
-        elif match[2] == "resolve" and unquote(match[3]) in files:
-            data = files[unquote(match[3])]
-            tag = f'"{hashlib.sha1(data).hexdigest()}"'
-            self.answer(
-                data,
-                200,
-                {"ETag": tag, "X-Repo-Commit": self.hub.revision(match[1])},
-            )
-        else:
-            self.answer({}, 404, {"X-Error-Code": "EntryNotFound"})
+            return self.answer({"name": "reader", "type": "user", "orgs": []})
+        if repo not in hub.repos:
+            return self.answer({}, 404, error="RepoNotFound")
+        files = hub.repos[repo]
+        revision = hub.revision(repo)
+        if name in files:
+            return self.answer(files[name], commit=revision)
+        if name:
+            return self.answer({}, 404, error="EntryNotFound")
+        facts: dict[str, Any] = {"id": repo, "sha": revision}
+        facts["private"] = repo in hub.private
+        facts["siblings"] = [{"rfilename": name} for name in files]
+        return self.answer(facts)
 
     do_HEAD = do_GET
 
+    def read_path(self) -> tuple[str, str, str]:
+        """The path, its repository and file; every request is remembered, for the reader to see."""
+        path = urlsplit(self.path).path
+        self.server.requests.append(f"{self.command} {path}")
+        # /api/models/OWNER/NAME/ACTION/REVISION/FILE, or without the first two
+        parts = unquote(path).removeprefix("/api/models").split("/")
+        return path, "/".join(parts[1:3]), "/".join(parts[5:])
+
     def answer(
-        self, content: Any, status: int = 200, headers: Headers | None = None
+        self, content: Any, status: int = 200, error: str = "", commit: str = ""
     ) -> None:
         """Send the bytes of a file, or anything else as JSON; for HEAD, the headers alone."""
         data = (
             content if isinstance(content, bytes) else json.dumps(content).encode()
         )
         self.send_response(status)
-        for name, value in {
-            **(headers or {}),
-            "Content-Length": str(len(data)),
-        }.items():
-            self.send_header(name, value)
+        self.send_header("Content-Length", str(len(data)))
+        if error:
+            self.send_header("X-Error-Code", error)
+        if commit:
+            self.send_header("ETag", f'"{hashlib.sha1(data).hexdigest()}"')
+            self.send_header("X-Repo-Commit", commit)
         self.end_headers()
         if self.command != "HEAD":
             self.wfile.write(data)
-
-    def log_path(self) -> str:
-        """The path without its query; every request is remembered, for the reader to see."""
-        path = urlsplit(self.path).path
-        self.hub.requests.append(f"{self.command} {path}")
-        return path
 
     def log_message(self, *_: object) -> None:
         """Print nothing: the hub has its own log."""

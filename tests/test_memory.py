@@ -95,7 +95,6 @@ def test_the_peak_is_what_the_function_took(watched):
     assert large.result == 64 * MB
     assert 60 * MB < large.private - base.private < 80 * MB
     assert large.resident >= large.private
-    assert large.readings >= 2
 
 
 @linux
@@ -162,7 +161,7 @@ def test_a_child_that_ends_while_it_is_read_is_no_error(monkeypatch):
         raise ProcessLookupError(pid)
 
     monkeypatch.setattr(memory, "memory_of", gone)
-    assert memory.watch(child, 0) == []
+    assert memory.watch(child) == []
     assert child.returncode == 0
 
 
@@ -254,11 +253,6 @@ def test_a_cycle_freed_in_the_middle_does_not_hide_the_peak():
     cycle.append(cycle)
     del cycle
     assert memory.measure_peak(lambda: (gc.collect(), torch.zeros(1000))) >= 4000
-
-
-def test_a_device_without_a_peak_is_refused():
-    with pytest.raises(CourseError, match="reports no peak"):
-        memory.measure_peak(train_step, "mps")
 
 
 class Driver:

@@ -808,21 +808,20 @@ class WatchedHub(StandInHub):
         self.asked: list[dict[str, Any]] = []
         self.gate = threading.Event()
         self.gate.set()
-        watched = type("Watched", (WatchedHandler,), {"hub": self})
-        self.server.RequestHandlerClass = watched
+        self.RequestHandlerClass = WatchedHandler
 
 
 class WatchedHandler(Handler):
-    hub: WatchedHub
+    server: WatchedHub
 
     def do_POST(self) -> None:
         connection = self.rfile
         body = connection.read(int(self.headers["Content-Length"] or 0))
         self.rfile = io.BytesIO(body)
         if self.path == "/api/repos/create":
-            self.hub.asked.append(json.loads(body))
+            self.server.asked.append(json.loads(body))
         if "/commit/" in self.path:
-            self.hub.gate.wait(60)
+            self.server.gate.wait(60)
         super().do_POST()
         self.rfile = connection
 

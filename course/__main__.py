@@ -46,13 +46,16 @@ def parse(arguments: list[str] | None) -> Namespace:
 
 def read_dials(pairs: list[str], paths: list[Path]) -> dict[str, Any]:
     """`STEPS=20` as a name and a value; what is not JSON is text, what no lesson knows an error."""
-    known = {name for path in paths for name in parameters(path)}
+    known = set()
+    for path in paths:
+        known |= set(parameters(path))
     dials = {}
     for pair in pairs:
         name, equals, text = pair.partition("=")
         if not equals or name not in known:
             what = f"-p {pair}: no chosen lesson has that parameter"
-            raise CourseError(what, fix=f"write -p NAME=VALUE, of {sorted(known)}")
+            names = ", ".join(sorted(known))
+            raise CourseError(what, fix=f"write -p NAME=VALUE; they have {names}")
         try:
             dials[name] = json.loads(text)
         except ValueError:

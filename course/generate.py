@@ -64,7 +64,8 @@ def round_seconds(seconds: float) -> str:
     ('10 s', '40 s', '5 min')
     """
     if seconds <= 90:
-        return f"{math.ceil(seconds / 10) * 10} s"
+        tens = math.ceil(seconds / 10)
+        return f"{tens}0 s"
     return f"{math.ceil(seconds / 60)} min"
 
 

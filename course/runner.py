@@ -111,6 +111,7 @@ class Run:
         self.dials = {"PROFILE": profile.name, **dials}
         self.jobs = count_jobs(profile)
         memory = psutil.virtual_memory()
+        # What is free now is what there is to share.
         self.memory = memory.available
         self.shown = 0.0
         self.running: dict[str, subprocess.Popen] = {}

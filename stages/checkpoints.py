@@ -58,9 +58,11 @@ def state_tensors(optimizers: list[Any]) -> Tensors:
     """The tensors of optimizers' states, by number of optimizer, number of parameter, and name."""
     tensors = {}
     for number, optimizer in enumerate(optimizers):
-        for index, parts in optimizer.state_dict()["state"].items():
+        state = optimizer.state_dict()["state"]
+        for index, parts in state.items():
             for name, value in parts.items():
-                tensors[f"{number}.{index}.{name}"] = value
+                key = f"{number}.{index}.{name}"
+                tensors[key] = value
     return tensors
 
 

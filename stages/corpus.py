@@ -94,7 +94,8 @@ def rows_of(path: Path) -> Iterator[Row]:
     with pq.ParquetFile(path) as file:
         # Asked for all row groups at once, Arrow would keep what it has read.
         for group in range(file.num_row_groups):
-            yield from file.read_row_group(group).to_pylist()
+            table = file.read_row_group(group)
+            yield from table.to_pylist()
 
 
 def read_texts(corpus: Path, split: str, megabytes: float = 1e9) -> Iterator[str]:
@@ -134,7 +135,8 @@ def store(trees: list[Tree], folder: Path) -> Rejected:
             for path in tree.paths:
                 # Vendored copies last: of two equal files the original is the first.
                 vendored = bool(VENDORED.search(path))
-                places.append((vendored, tree.package, path, tree.root))
+                place = (vendored, tree.package, path, tree.root)
+                places.append(place)
         for _, package, path, root in sorted(places):
             data, reason = read_file(root / path)
             if reason:
@@ -144,8 +146,10 @@ def store(trees: list[Tree], folder: Path) -> Rejected:
             files.append({"repo_name": package, "path": path, "id": blob})
             copies[blob] += 1
             if copies[blob] == 1:
-                row: Row = {"id": blob, "size": len(data), "binary": b"\0" in data}
-                row["content"] = None if row["binary"] else data.decode()
+                row: Row = {"id": blob, "size": len(data)}
+                binary = b"\0" in data
+                row["binary"] = binary
+                row["content"] = None if binary else data.decode()
                 yield row
 
     for tree in trees:
@@ -158,9 +162,10 @@ def store(trees: list[Tree], folder: Path) -> Rejected:
     write_rows(folder / "contents.parquet", CONTENTS, counted)
     spool.unlink()
     write_rows(folder / "files.parquet", FILES, files)
-    licences = [
-        {"repo_name": tree.package, "license": tree.licence} for tree in trees
-    ]
+    licences = []
+    for tree in trees:
+        row = {"repo_name": tree.package, "license": tree.licence}
+        licences.append(row)
     write_rows(folder / "licenses.parquet", LICENSES, licences)
     return rejected
 
@@ -243,8 +248,10 @@ def form_objection(form: Measures) -> tuple[str, str]:
         return "long lines", f"longest {form.longest_line}"
     if form.letters < 0.25:
         return "few letters", f"{form.letters:.0%} letters and digits"
-    if form.per_piece < 1.8:
-        return "odd tokens", f"{form.per_piece} bytes a piece"
+    per_piece = form.per_piece
+    if per_piece < 1.8:
+        evidence = f"{per_piece} bytes a piece"
+        return "odd tokens", evidence
     return "", ""
 
 

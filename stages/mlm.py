@@ -243,9 +243,12 @@ def last_checkpoint(folder: Path) -> str | None:
     """The newest checkpoint that was saved to its end: `trainer_state.json` is written last."""
     saved = {}
     for state in folder.glob("checkpoint-[0-9]*/trainer_state.json"):
-        number = state.parent.name.split("-")[1]
-        saved[int(number)] = str(state.parent)
-    return saved[max(saved)] if saved else None
+        path = state.parent
+        number = path.name.split("-")[1]
+        saved[int(number)] = str(path)
+    if not saved:
+        return None
+    return saved[max(saved)]
 
 
 if __name__ == "__main__":

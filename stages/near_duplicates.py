@@ -144,7 +144,9 @@ def repeats(pairs: Iterable[Pair]) -> dict[int, int]:
     {1: 0}
     """
     gone: dict[int, int] = {}
-    for later, earlier, _ in sorted(pairs):
+    pairs = sorted(pairs)
+    for pair in pairs:
+        later, earlier, _ = pair
         if earlier not in gone:
             gone.setdefault(later, earlier)
     return gone

@@ -167,7 +167,8 @@ def build_model(recipe: Recipe, tokenizer: Any) -> Any:
     pad = end if tokenizer.pad_token_id is None else tokenizer.pad_token_id
     facts = {"bos_token_id": end, "eos_token_id": end, "pad_token_id": pad}
     facts["vocab_size"] = len(tokenizer)
-    config = AutoConfig.for_model(**{**facts, **sizes})
+    facts |= sizes
+    config = AutoConfig.for_model(**facts)
     torch.manual_seed(recipe.seed)
     kind = recipe.attention
     model = AutoModelForCausalLM.from_config(config, attn_implementation=kind)
@@ -186,23 +187,28 @@ def flops_per_token(model: Any, block: int) -> int:
         if isinstance(part, (torch.nn.Linear, Conv1D)):
             weights += part.weight.numel()
     sizes = model.config
-    return 6 * weights + 12 * sizes.num_hidden_layers * sizes.hidden_size * block
+    wide = sizes.hidden_size
+    deep = sizes.num_hidden_layers
+    attention = 12 * deep * wide * block
+    return 6 * weights + attention
 
 
 def sort_parameters(model: Any) -> dict[str, list[torch.nn.Parameter]]:
     """Matrices of the layers, embeddings (with the head), and vectors: biases and norms."""
-    looked_up = {id(model.get_output_embeddings().weight)}
+    head = model.get_output_embeddings()
+    looked_up = {id(head.weight)}
     for part in model.modules():
         if isinstance(part, torch.nn.Embedding):
-            looked_up.add(id(part.weight))
+            weight = part.weight
+            looked_up.add(id(weight))
     kinds: dict[str, list] = {"matrices": [], "embeddings": [], "vectors": []}
     for parameter in model.parameters():
+        kind = "matrices"
         if parameter.ndim <= 1:
-            kinds["vectors"].append(parameter)
+            kind = "vectors"
         elif id(parameter) in looked_up:
-            kinds["embeddings"].append(parameter)
-        else:
-            kinds["matrices"].append(parameter)
+            kind = "embeddings"
+        kinds[kind].append(parameter)
     return kinds
 
 

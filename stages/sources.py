@@ -45,11 +45,13 @@ def environment() -> list[Tree]:
     library = Path(sysconfig.get_path("stdlib"))
     trees = {}
     for package in importlib.metadata.distributions():
-        if package.metadata["Name"]:
-            name = package.metadata["Name"].lower()
+        name = package.metadata["Name"]
+        if name:
+            name = name.lower()
             trees[name] = distribution_tree(name, package)
     packages = [trees[name] for name in sorted(trees)]
-    return [folder_tree(library, "python", "PSF-2.0", skip), *packages]
+    python = folder_tree(library, "python", "PSF-2.0", skip)
+    return [python, *packages]
 
 
 def distribution_tree(name: str, package: importlib.metadata.Distribution) -> Tree:
@@ -129,15 +131,18 @@ def licence_of(metadata: Any) -> str:
     >>> licence_of(email.message_from_string("License: Apache 2.0 License"))
     'Apache-2.0'
     """
-    if metadata.get("License-Expression"):
-        tree = parse_licence(metadata["License-Expression"])
-        return "unknown" if tree is None else str(tree)
+    expression = metadata.get("License-Expression")
+    if expression:
+        tree = parse_licence(expression)
+        return str(tree or "unknown")
     classifiers = metadata.get_all("Classifier") or []
     licences = [text for text in classifiers if text.startswith("License ::")]
-    names = [licence_named(text.rpartition(" :: ")[2]) for text in licences]
+    ends = [text.rpartition(" :: ")[2] for text in licences]
+    names = [licence_named(end) for end in ends]
     if names:
         return " AND ".join(dict.fromkeys(names))
-    head, _, rest = (metadata.get("License") or "").strip().partition("\n")
+    text = metadata.get("License") or ""
+    head, _, rest = text.strip().partition("\n")
     # A text that goes on below a known name may take back what the name gives.
     if re.search(r"(?i)commons clause|commercial|proprietary", rest):
         return "unknown"
@@ -152,14 +157,18 @@ def permissive(expression: str | None) -> bool:
     (True, False, False)
     """
     tree = parse_licence(expression)
-    return tree is not None and allows(tree)
+    if tree is None:
+        return False
+    return allows(tree)
 
 
 def allows(tree: Any) -> bool:
     """Is a parsed expression permissive? Of an exception (WITH) only SPDX's own are believed."""
     choices = [allows(part) for part in tree.args]
+    if choices and isinstance(tree, spdx().AND):
+        return all(choices)
     if choices:
-        return all(choices) if isinstance(tree, spdx().AND) else any(choices)
+        return any(choices)
     exception = getattr(tree, "exception_symbol", None)
     if exception is not None:
         return exception.is_exception and tree.license_symbol.key in PERMISSIVE
@@ -181,7 +190,8 @@ def blob_id(data: bytes) -> str:
     'e69de29bb2d1d6434b8b29ae775ad8c2e48c5391'
     """
     named = b"blob %d\0" % len(data) + data
-    return hashlib.sha1(named, usedforsecurity=False).hexdigest()
+    digest = hashlib.sha1(named, usedforsecurity=False)
+    return digest.hexdigest()
 
 
 def read_file(path: Path) -> tuple[bytes, str]:

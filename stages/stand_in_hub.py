@@ -108,7 +108,8 @@ class Handler(BaseHTTPRequestHandler):
         hub = self.server
         path, repo, name = self.read_path()
         if path == "/api/whoami-v2":
-            return self.answer({"name": "reader", "type": "user", "orgs": []})
+            reader = {"name": "reader", "type": "user", "orgs": []}
+            return self.answer(reader)
         if repo not in hub.repos:
             return self.answer({}, 404, error="RepoNotFound")
         files = hub.repos[repo]
@@ -119,7 +120,8 @@ class Handler(BaseHTTPRequestHandler):
             return self.answer({}, 404, error="EntryNotFound")
         facts: dict[str, Any] = {"id": repo, "sha": revision}
         facts["private"] = repo in hub.private
-        facts["siblings"] = [{"rfilename": name} for name in files]
+        siblings = [{"rfilename": name} for name in files]
+        facts["siblings"] = siblings
         return self.answer(facts)
 
     do_HEAD = do_GET

@@ -61,7 +61,10 @@ def learn_ranks(texts: Iterable[str], count: int, pattern: str) -> dict[bytes, i
         raise CourseError(what, fix="ask for 258 or more")
     trainer = rustbpe.Tokenizer()
     trainer.train_from_iterator(iter(texts), count, pattern=pattern)
-    ranks = {bytes(token): rank for token, rank in trainer.get_mergeable_ranks()}
+    learned = trainer.get_mergeable_ranks()
+    ranks = {}
+    for token, rank in learned:
+        ranks[bytes(token)] = rank
     if len(ranks) < count:
         what = f"the text has only {len(ranks)} different joins, not {count}"
         raise CourseError(what, fix="train on more text, or ask for fewer tokens")

@@ -81,9 +81,9 @@ class Step:
 
     def go_to(self, number: int) -> None:
         """Let the next rows be those of this step."""
-        recipe = self.recipe
-        start = number * recipe.rows
-        loader = Loader(self.split, self.micro, recipe.seed, start, **self.ranks)
+        seed = self.recipe.seed
+        start = number * self.recipe.rows
+        loader = Loader(self.split, self.micro, seed, start, **self.ranks)
         self.batches = iter(loader)
 
     def take(self, number: int, share: float) -> tuple[float, float]:
@@ -352,7 +352,9 @@ def find_input(recipe: Recipe, name: str) -> Path:
     path = recipe.place(name)
     if path.exists():
         return path
-    profile = path.parent.name if path.is_relative_to(build_folder()) else "laptop"
+    profile = "laptop"
+    if path.is_relative_to(build_folder()):
+        profile = path.parent.name
     lesson = PUBLISHED_BY[name]
     command = f"make run ONLY={lesson} PROFILE={profile}"
     fix = f"lesson {lesson} makes them: {command}; or set {name}=FOLDER"

@@ -38,7 +38,9 @@ class DivergenceCheck:
         loss = result["loss"]
         finite = math.isfinite(result["norm"])
         self.bad = 0 if finite else self.bad + 1
-        self.lost = self.lost + 1 if loss > self.guessing + 1 else 0
+        worst = self.guessing + 1
+        worse = loss > worst
+        self.lost = self.lost + 1 if worse else 0
         what = ""
         if self.lost == 20:
             what = f"the run diverged: a loss of {loss:.2f}, guessing has {self.guessing:.2f}"
@@ -79,7 +81,8 @@ class StepLog:
             seconds.clear()
             run.log("step", **result, tokens_per_second=speed, utilization=used)
             text = f"loss {result['loss']:.3f}, {speed:,.0f} tokens/s"
-            self.bar.set_postfix_str(f"{text}, {used:.0%} of matmul", refresh=False)
+            text += f", {used:.0%} of matmul"
+            self.bar.set_postfix_str(text, refresh=False)
         self.bar.update()
         if run.ends_here:
             self.bar.close()

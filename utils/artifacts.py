@@ -104,7 +104,8 @@ def _new_folder(target: Path) -> Path:
             if psutil.Process(owner).status() != psutil.STATUS_ZOMBIE:
                 continue
         shutil.rmtree(path, ignore_errors=True)
-    mine = f"{mine}{os.getpid()}-"
+    me = os.getpid()
+    mine = f"{mine}{me}-"
     folder = Path(tempfile.mkdtemp(prefix=mine, dir=target.parent))
     folder.chmod(0o755)
     return folder
@@ -146,8 +147,8 @@ def list_files(folder: Path) -> dict[str, Path]:
     files = {}
     for path in sorted(folder.rglob("*")):
         if path.is_file() and path != folder / MANIFEST:
-            name = path.relative_to(folder).as_posix()
-            files[name] = path
+            inside = path.relative_to(folder)
+            files[inside.as_posix()] = path
     return files
 
 

@@ -63,10 +63,11 @@ def pins() -> dict[str, tuple[str, str]]:
     lines = text.splitlines()
     for line in lines:
         if "--hash=" in line:
-            spec, sha256 = line.split()
+            spec, pin = line.split()
             name, version = spec.split("==")
-            _, digest = sha256.split(":")
-            found[name] = (version, digest)
+            _, sha256 = pin.split(":")
+            pinned = (version, sha256)
+            found[name] = pinned
     return found
 
 

@@ -29,12 +29,13 @@ from transformers import AutoTokenizer
 
 from benchmarks.pretraining import BOARD, load
 from benchmarks.timing import artifact, commit
+from stages import evaluation
 from stages import tokenizer as tokenizers
 from stages import tokens as token_store
 from stages.corpus import read_texts
 from stages.recipe import Recipe, build_model, make_optimizers, share_of_rate
 from stages.tokens import Loader, open_store, split_rows
-from utils import artifacts, evaluation
+from utils import artifacts
 from utils.errors import build_folder
 from utils.machine import machine_facts
 

@@ -121,7 +121,8 @@ def read_texts(corpus: Path, split: str, megabytes: float = 1e9) -> Iterator[str
 
 def store(trees: list[Tree], folder: Path) -> Rejected:
     """Write `files`, `contents` and `licenses`, each content once; return what was unreadable."""
-    for package, count in Counter(t.package for t in trees).items():
+    packages = Counter(tree.package for tree in trees)
+    for package, count in packages.items():
         if count > 1:  # the query would give each of its files twice
             what = f"two trees are called {package}"
             raise CourseError(what, folder, "give each tree its own name")
@@ -143,7 +144,8 @@ def store(trees: list[Tree], folder: Path) -> Rejected:
                 rejected.append((package, path, reason, ""))
                 continue
             blob = blob_id(data)
-            files.append({"repo_name": package, "path": path, "id": blob})
+            file = {"repo_name": package, "path": path, "id": blob}
+            files.append(file)
             copies[blob] += 1
             if copies[blob] == 1:
                 row: Row = {"id": blob, "size": len(data)}
@@ -154,7 +156,8 @@ def store(trees: list[Tree], folder: Path) -> Rejected:
 
     for tree in trees:
         for path, reason in tree.rejected.items():
-            rejected.append((tree.package, path, reason, ""))
+            refusal = (tree.package, path, reason, "")
+            rejected.append(refusal)
     # How often a content occurs is known when all files are read, so contents are written twice.
     spool = folder / "contents.part"
     write_rows(spool, CONTENTS, contents(), "none")

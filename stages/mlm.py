@@ -121,13 +121,15 @@ class MaskedLines(torch.utils.data.Dataset):
 
     def collate(self, rows: list[dict[str, np.ndarray]]) -> dict[str, torch.Tensor]:
         """Rows padded to the longest of them."""
-        return transformers.DataCollatorForTokenClassification(self.tokenizer)(rows)
+        pad = transformers.DataCollatorForTokenClassification(self.tokenizer)
+        return pad(rows)
 
 
 @functools.lru_cache(8)
 def shuffle(count: int, seed: int, epoch: int) -> np.ndarray:
     """The numbers below `count` in the order of an epoch."""
-    return np.random.default_rng([seed, epoch]).permutation(count)
+    noise = np.random.default_rng([seed, epoch])
+    return noise.permutation(count)
 
 
 class SparseMaskedLM(BertForMaskedLM):

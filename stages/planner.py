@@ -52,7 +52,8 @@ class Shape:
         >>> round(Shape(124e6, 12, 768, 1024).estimated_flops_per_token() / 1e9, 2)
         0.86
         """
-        return 6 * self.parameters + 12 * self.layers * self.width * self.context
+        attention = 12 * self.layers * self.width * self.context
+        return 6 * self.parameters + attention
 
 
 @dataclass(frozen=True)
@@ -155,7 +156,8 @@ def state_bytes(shape: Shape, layout: Layout) -> float:
     >>> state_bytes(Shape(1e9, 24, 2048, 2048), Layout()) / 1e9
     18.0
     """
-    return 18 * shape.parameters / (layout.tensor * layout.pipeline * layout.shards)
+    devices = layout.tensor * layout.pipeline * layout.shards
+    return 18 * shape.parameters / devices
 
 
 def activation_bytes(shape: Shape, layout: Layout, rows: int = 1) -> float:

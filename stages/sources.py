@@ -134,7 +134,9 @@ def licence_of(metadata: Any) -> str:
     expression = metadata.get("License-Expression")
     if expression:
         tree = parse_licence(expression)
-        return str(tree or "unknown")
+        if tree is None:
+            return "unknown"
+        return str(tree)
     classifiers = metadata.get_all("Classifier") or []
     licences = [text for text in classifiers if text.startswith("License ::")]
     ends = [text.rpartition(" :: ")[2] for text in licences]

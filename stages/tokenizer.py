@@ -98,7 +98,9 @@ def recover_merges(ranks: dict[bytes, int]) -> list[tuple[bytes, bytes]]:
     >>> recover_merges(table)
     [(b'a', b'b'), (b'ab', b'c')]
     """
-    return list(_merges_behind(tuple(sorted(ranks, key=ranks.__getitem__))))
+    tokens = sorted(ranks, key=ranks.__getitem__)
+    merges = _merges_behind(tuple(tokens))
+    return list(merges)
 
 
 # whoever makes a tokenizer mostly encodes with it next, and both need the merges
@@ -256,6 +258,7 @@ def why_not_bulk(tokenizer: Any) -> str:
     if tokenizer("")["input_ids"]:
         return "it adds special tokens to every text"
     pairs = recover_merges(read_ranks(tokenizer))
-    if [[spell(left), spell(right)] for left, right in pairs] != model["merges"]:
+    merges = [[spell(left), spell(right)] for left, right in pairs]
+    if merges != model["merges"]:
         return "the pairs it joins do not follow from the order of its ids"
     return ""

@@ -24,8 +24,8 @@ from numpy.lib.stride_tricks import sliding_window_view
 from pydantic import BaseModel, Field, StringConstraints
 from torch.utils.data import IterableDataset, get_worker_info
 
+from stages import evaluation
 from stages.tokenizer import BulkEncoder
-from utils import evaluation
 from utils.artifacts import hash_json, write_json
 from utils.errors import CourseError
 from utils.lesson import PUBLISHED_BY

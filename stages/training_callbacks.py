@@ -14,11 +14,11 @@ from huggingface_hub import HfApi
 from tqdm import tqdm
 
 from stages import checkpoints
+from stages.evaluation import perplexity
 from stages.recipe import flops_per_token
 from stages.tokens import Loader, split_rows
 from utils.artifacts import MANIFEST
 from utils.errors import CourseError
-from utils.evaluation import perplexity
 from utils.machine import fastest_of, memory_of
 
 # What a step was like: loss over all ranks, norm of the gradients, share of the rate, seconds.

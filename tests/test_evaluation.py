@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from utils.evaluation import (
+from stages.evaluation import (
     Interval,
     accuracy,
     bootstrap,

@@ -242,6 +242,8 @@ def test_nothing_is_left_beside_the_notebooks(mixed):
         (["--only", "99"], "there is no notebook 99"),
         (["--only", "x"], "write it as 05, 04-07"),
         (["--profile", "smok"], "unknown profile 'smok'"),
+        (["-p", "SEEED=1", "--only", "00"], "no chosen lesson has that parameter"),
+        (["-p", "SEED", "--only", "00"], "write -p NAME=VALUE; they have"),
     ],
 )
 def test_bad_arguments_get_one_message(arguments, message, capsys):
@@ -274,6 +276,19 @@ def test_a_folder_that_cannot_be_is_one_message(course):
     done = course.run("run", COURSE_BUILD="/dev/null/build")
     assert done.returncode == 2 and "Traceback" not in done.stderr
     assert "cannot write here" in done.stderr
+
+
+def test_a_dial_reaches_the_lessons_that_have_it_and_their_results(course):
+    source = PARAMETERS[0] + "\nSTEPS = 5"
+    course.add("00_a.ipynb", (source, "parameters"), "assert STEPS == 20")
+    course.add("01_b.ipynb", PARAMETERS, "assert 'STEPS' not in globals()")
+    done = course.run("run", "-p", "STEPS=20")
+    assert done.returncode == 0, done.all
+    assert "figures are not compared" in done.stdout
+    assert reused(course.run("run", "-p", "STEPS=20")) == ["00_a", "01_b"]
+    done = course.run("run")
+    assert done.returncode == 1 and "✘ 00_a" in done.stdout
+    assert reused(done) == ["01_b"]
 
 
 # in what order, and how many at once --------------------------------------------------------------
@@ -322,7 +337,7 @@ def test_a_lesson_starts_only_where_core_and_memory_are_free(monkeypatch):
     monkeypatch.setattr(psutil, "virtual_memory", lambda: memory)
     peaks = {"big": 9e9, "middle": 3.5e9, "small": 2.5e9, "other": 2e9}
     plan = {name: runner.Planned(None, set(), peak) for name, peak in peaks.items()}
-    run = runner.Run(plan, SMOKE, 42)
+    run = runner.Run(plan, SMOKE, {"SEED": 42})
     run.jobs = 2
     # What is alone may take all there is.
     assert run.has_room("big")
@@ -508,7 +523,7 @@ def test_what_hangs_is_ended(course, monkeypatch, limits, message):
         "20_a.ipynb", PARAMETERS, "import time\nwhile True: time.sleep(1)"
     )
     hurried = Profile("smoke", "", *limits, threads=1)
-    (result,) = runner.run_course([path], hurried)
+    (result,) = runner.run_course([path], hurried, {"SEED": 42})
     assert result.status == "failed" and message in result.error
 
 

@@ -41,8 +41,10 @@ def accuracy(labels: Values, predictions: Values) -> float:
     >>> accuracy([1, 0, 1, 1], [1, 1, 1, 0])
     0.5
     """
-    right = np.asarray(labels) == np.asarray(predictions)
-    return float(right.mean())
+    asked = np.asarray(labels)
+    right = asked == np.asarray(predictions)
+    share = right.mean()
+    return float(share)
 
 
 def bootstrap(
@@ -93,7 +95,9 @@ def perplexity(loss: float) -> float:
     >>> perplexity(0.0), perplexity(1e4)
     (1.0, inf)
     """
-    return math.inf if loss > 709 else math.exp(loss)
+    if loss > 709:
+        return math.inf
+    return math.exp(loss)
 
 
 def bits_per_byte(loss: float, tokens: int, size: int) -> float:
@@ -102,4 +106,5 @@ def bits_per_byte(loss: float, tokens: int, size: int) -> float:
     >>> bits_per_byte(math.log(2), tokens=50, size=100)
     0.5
     """
-    return loss * tokens / size / math.log(2)
+    bits = loss / math.log(2)
+    return bits * tokens / size

@@ -32,7 +32,8 @@ class Interval:
     @property
     def beyond_noise(self) -> bool:
         """Whether zero lies outside: for a difference, that there is one."""
-        return not self.low <= 0 <= self.high
+        holds_zero = self.low <= 0 <= self.high
+        return not holds_zero
 
 
 def accuracy(labels: Values, predictions: Values) -> float:

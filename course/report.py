@@ -33,9 +33,15 @@ STYLED = {"class", "id", "title", "style"}
 CLEAN: dict[str, Any] = {
     "attributes": {**nh3.ALLOWED_ATTRIBUTES, "*": STYLED},
     "filter_style_properties": {"text-align", "opacity"},
-    "url_schemes": {"http", "https", "mailto"},
+    "url_schemes": {"http", "https", "mailto", "data"},
     "link_rel": None,
 }
+
+
+def keep_address(tag: str, attribute: str, value: str) -> str | None:
+    """A picture may hold its own bytes; a link that did could be a page, with a program in it."""
+    inside = value.strip().lower().startswith("data:")
+    return None if inside and tag != "img" else value
 
 
 def commit() -> str:
@@ -53,7 +59,8 @@ def export(executed: Path, page: Path) -> None:
     exporter = HTMLExporter(
         raw_template=PAGE, sanitize_html=True, embed_images=True
     )
-    exporter.register_filter("clean_html", partial(nh3.clean, **CLEAN))
+    clean = partial(nh3.clean, attribute_filter=keep_address, **CLEAN)
+    exporter.register_filter("clean_html", clean)
     # Pictures are looked for beside the lesson, not beside its copy.
     place = {"path": str(ROOT / "notebooks"), "name": executed.stem}
     with executed.open(encoding="utf-8") as file:

@@ -59,6 +59,15 @@ def test_a_page_keeps_what_a_lesson_shows(tmp_path):
     assert '<script src=""' not in page and "mathjax" not in page.lower()
 
 
+def test_a_page_holds_its_drawings_and_no_page_inside_a_link(tmp_path):
+    prose = (
+        """![a badge](images/colab.svg) <a href="data:text/html,<b>x</b>">x</a>"""
+    )
+    page = page_of(tmp_path, nbformat.v4.new_markdown_cell(prose))
+    assert 'alt="a badge" src="data:image/svg+xml;base64,' in page
+    assert "data:text/html" not in page[page.index("<body") :]
+
+
 def test_a_stream_cut_in_pieces_is_one():
     pieces = [
         {"output_type": "stream", "name": "stdout", "text": text}

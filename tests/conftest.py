@@ -80,6 +80,12 @@ class Course:
     def expect(self, text: str) -> None:
         (self.root / "expected/smoke.toml").write_text(text)
 
+    def git(self, *arguments: str) -> None:
+        """Run git in the course, as somebody."""
+        who = ["-c", "user.name=a", "-c", "user.email=a@b"]
+        command = ["git", *who, "-C", str(self.root), *arguments]
+        subprocess.run(command, check=True)
+
     def command(self, *arguments: str) -> list[str]:
         return [sys.executable, "-m", "course", *arguments, "--profile", "smoke"]
 

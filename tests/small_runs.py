@@ -151,3 +151,17 @@ def launch(
     )
     assert done.returncode == 0, done.stderr[-2000:]
     return done.stdout + done.stderr
+
+
+def run_program(command: list[str]) -> None:
+    """Run a program on one thread from the checkout; its last words if it fails."""
+    child = subprocess.run(
+        command,
+        check=False,
+        cwd=ROOT,
+        env=os.environ | {"OMP_NUM_THREADS": "1"},
+        capture_output=True,
+        text=True,
+        timeout=600,
+    )
+    assert child.returncode == 0, child.stderr[-2000:]

@@ -3,9 +3,7 @@
 from __future__ import annotations
 
 import json
-import os
 import random
-import subprocess
 import sys
 from pathlib import Path
 from typing import Any
@@ -14,12 +12,13 @@ import pytest
 import torch
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
+from small_runs import run_program
 
 from stages import classifier
 from stages.classifier import ClassifierRecipe, make_loader, shared_loss, train
 from stages.launch import free_port, launch
 from stages.recipe import decay_groups
-from utils.errors import ROOT, CourseError
+from utils.errors import CourseError
 
 STEPS = 20
 # A loaded machine draws slowly; that is no fault.
@@ -329,16 +328,7 @@ def test_torchrun_takes_a_recipe_and_leaves_losses_and_a_model(
     ]
     command += ["--master_port", str(free_port()), "-m", "stages.classifier"]
     command += [str(tmp_path / "recipe.json"), str(tmp_path / "losses.json")]
-    child = subprocess.run(
-        command,
-        check=False,
-        cwd=ROOT,
-        env=os.environ | {"OMP_NUM_THREADS": "1"},
-        capture_output=True,
-        text=True,
-        timeout=600,
-    )
-    assert child.returncode == 0, child.stderr[-2000:]
+    run_program(command)
     assert gap(json.loads((tmp_path / "losses.json").read_text()), reference) < 1e-4
     assert (tmp_path / "model" / "model.safetensors").exists()
     assert (tmp_path / "model" / "tokenizer.json").exists()

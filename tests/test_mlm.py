@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import json
-import os
-import subprocess
 import sys
 from pathlib import Path
 from typing import Any
@@ -14,6 +12,7 @@ import pytest
 import torch
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
+from small_runs import run_program
 from tokenizers import Tokenizer
 from tokenizers.models import WordPiece
 from tokenizers.pre_tokenizers import Whitespace
@@ -36,7 +35,7 @@ from stages.mlm import (
     run,
     score,
 )
-from utils.errors import ROOT, CourseError
+from utils.errors import CourseError
 
 MASK = 4
 SPECIAL = ["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]"]
@@ -402,16 +401,7 @@ def test_two_processes_have_the_losses_of_one(
     command = [sys.executable, "-m", "torch.distributed.run", "--standalone"]
     command += ["--nproc_per_node", "2", "-m", "stages.mlm"]
     command += flags_of(tmp_path / "two", tokenizer, per_device_train_batch_size=4)
-    child = subprocess.run(
-        command,
-        check=False,
-        cwd=ROOT,
-        env=os.environ | {"OMP_NUM_THREADS": "1"},
-        capture_output=True,
-        text=True,
-        timeout=600,
-    )
-    assert child.returncode == 0, child.stderr[-2000:]
+    run_program(command)
     two = json.loads((tmp_path / "two" / "out" / "metrics.json").read_text())
     assert two["world"] == 2
     losses = list(two["losses"].values())

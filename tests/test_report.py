@@ -1,7 +1,6 @@
 """What a run leaves: pages without programs, outputs kept whole, costs with their machine."""
 
 import json
-import subprocess
 
 import nbformat
 import pytest
@@ -99,17 +98,9 @@ def test_keep_takes_costs_and_outputs_and_leaves_the_run_s_own_cells(
     )
     assert course.run("keep").returncode == 2  # nothing ran yet
     course.run("run")
-    git = [
-        "git",
-        "-c",
-        "user.name=a",
-        "-c",
-        "user.email=a@b",
-        "-C",
-        str(course.root),
-    ]
-    for arguments in (["init", "-q"], ["add", "README.md"], ["commit", "-qm", "a"]):
-        subprocess.run([*git, *arguments], check=True)
+    course.git("init", "-q")
+    course.git("add", "README.md")
+    course.git("commit", "-qm", "a")
     (course.root / "README.md").write_text("changed")
     done = course.run("keep")
     assert done.returncode == 0 and "-dirty:" in done.stdout, done.all
@@ -142,21 +133,9 @@ def test_a_reader_s_own_changes_turn_no_check_red(course):
         "00_a.ipynb", PARAMETERS, lesson_cell("00"), 'lesson.record("a", 7)'
     )
     course.expect("[00.check]\na = { value = 7 }\n")
-    git = [
-        "git",
-        "-c",
-        "user.name=a",
-        "-c",
-        "user.email=a@b",
-        "-C",
-        str(course.root),
-    ]
-    for arguments in (
-        ["init", "-q"],
-        ["add", "-A", "notebooks"],
-        ["commit", "-qm", "a"],
-    ):
-        subprocess.run([*git, *arguments], check=True)
+    course.git("init", "-q")
+    course.git("add", "-A", "notebooks")
+    course.git("commit", "-qm", "a")
     course.run("sync")
     assert course.run("run").returncode == 0
     assert course.run("check").returncode == 0

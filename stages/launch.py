@@ -30,8 +30,8 @@ import torch.distributed as dist
 
 from utils.errors import Choice, CourseError
 
-# Seconds that a rank may take to import its libraries and join the group.
-START_LIMIT = 60
+# Seconds that a rank may take to import its libraries and join the group: a busy machine takes long.
+START_LIMIT = 600
 
 
 def free_port() -> int:

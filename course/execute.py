@@ -116,7 +116,8 @@ def watch_memory(result: Result) -> None:
         result.peak_bytes = max(result.peak_bytes, held)
         # The system walks every page held for this: a fiftieth of a core at most.
         took = time.monotonic() - start
-        time.sleep(min(3.0, max(0.25, 50 * took)))
+        pause = 50 * took if held else 0
+        time.sleep(min(3.0, max(0.1, pause)))
 
 
 def last_words(log: Path) -> str:
@@ -179,11 +180,12 @@ def make_kernel(runtime: str) -> Any:
     return manager
 
 
-def make_client(notebook: Any, path: Path, profile: Profile, result: Result) -> Any:
-    """A client that counts the cells it begins and keeps to the limits of the profile."""
+def make_client(
+    notebook: Any, path: Path, profile: Profile, result: Result, end: float
+) -> Any:
+    """A client that counts the cells it begins and gives each its seconds, and all until `end`."""
     from nbclient import NotebookClient
 
-    end = time.monotonic() + profile.notebook_seconds
     told = time.monotonic()
 
     def next_cell(**_: Any) -> None:
@@ -214,10 +216,12 @@ def execute(path: Path, profile: Profile, result: Result, runtime: str) -> None:
     output = run_folder(profile) / path.name
     notebook = prepare(path, result.parameters)
     codes = [cell for cell in notebook.cells if cell.cell_type == "code"]
-    result.cells = sum(bool(cell.source.strip()) for cell in codes)
-    client = make_client(notebook, path, profile, result)
+    filled = [cell for cell in codes if cell.source.strip()]
+    result.cells = len(filled)
+    start = time.monotonic()
+    limit = profile.notebook_seconds
+    client = make_client(notebook, path, profile, result, start + limit)
     client.km = make_kernel(runtime)
-    start = time.perf_counter()
     try:
         client.execute()
     except CellExecutionError as problem:
@@ -227,9 +231,10 @@ def execute(path: Path, profile: Profile, result: Result, runtime: str) -> None:
     except RuntimeError:
         words = last_words(output.with_suffix(".log"))
         result.error = f"the kernel died (out of memory?): {words}"
-    result.seconds = round(time.perf_counter() - start, 2)
-    limit = profile.notebook_seconds
-    if result.seconds >= limit:
+    result.seconds = round(time.monotonic() - start, 2)
+    # A cell is given whole seconds, so the last one may be cut a little early.
+    early = 2 if result.error else 0
+    if result.seconds > limit - early:
         result.error = (
             f"the notebook ran past the {limit} s of profile {profile.name}"
         )

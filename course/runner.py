@@ -108,7 +108,8 @@ class Run:
     ) -> None:
         self.plan = plan
         self.profile = profile
-        self.dials = {"PROFILE": profile.name, **dials}
+        self.dials = {"PROFILE": profile.name}
+        self.dials |= dials
         self.jobs = count_jobs(profile)
         memory = psutil.virtual_memory()
         # What is free now is what there is to share.

@@ -77,7 +77,7 @@ def count_cores() -> int:
 def count_jobs(profile: Profile) -> int:
     """How many lessons may run at once: `JOBS`, else by the cores; on a GPU one."""
     text = os.environ.get("JOBS")
-    if text and not text.isdigit():
+    if text and not (text.isdigit() and int(text)):
         what = f"JOBS={text} is not a number of lessons"
         raise CourseError(what, fix="write it as JOBS=2")
     if text:

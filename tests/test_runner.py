@@ -251,12 +251,13 @@ def test_bad_arguments_get_one_message(arguments, message, capsys):
     assert message in capsys.readouterr().err
 
 
-def test_jobs_is_a_number(monkeypatch, capsys):
-    monkeypatch.setenv("JOBS", "many")
+@pytest.mark.parametrize("jobs", ["many", "0", "-1"])
+def test_jobs_is_a_number_above_zero(monkeypatch, capsys, jobs):
+    monkeypatch.setenv("JOBS", jobs)
     assert (
         command.main(["run", "--profile", "smoke", "--only", "00", "--fresh"]) == 2
     )
-    assert "JOBS=many is not a number" in capsys.readouterr().err
+    assert f"JOBS={jobs} is not a number" in capsys.readouterr().err
 
 
 def test_without_a_kernel_the_message_says_what_to_install(monkeypatch, capsys):

@@ -11,7 +11,7 @@ else
 VPY := .venv/bin/python
 endif
 COURSE  := $(VPY) -m course
-INSTALL := $(VPY) -m pip install -q --disable-pip-version-check -c constraints.txt
+INSTALL := $(VPY) -m pip install -q --disable-pip-version-check -c constraints/locked.txt
 CHOSEN  := --profile $(PROFILE) $(if $(ONLY),--only "$(ONLY)")
 STAMP   := .venv/.installed
 TESTING := .venv/.installed-for-tests
@@ -23,7 +23,7 @@ help:           ## list the targets
 	@grep -hE '^[a-z-]+:.*## ' Makefile | sed -E 's/^([a-z-]+):.*## /  make \1\t/' | expand -t 22
 	@echo "  variables: PROFILE=smoke|laptop|gpu|cluster|auto  ONLY=05 or 04-07  FRESH=1  JOBS=2  PYTHON=python3.12"
 
-$(STAMP): requirements.txt constraints.txt pyproject.toml
+$(STAMP): requirements.txt constraints/locked.txt pyproject.toml
 	@command -v $(PYTHON) >/dev/null || { echo "there is no $(PYTHON) here: install Python 3.11 or newer, or make PYTHON=…"; exit 1; }
 	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11) and "the course needs Python 3.11 or newer: make PYTHON=python3.12")'
 	@$(VPY) -m pip --version >/dev/null 2>&1 || $(PYTHON) -m venv --clear .venv

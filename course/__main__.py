@@ -20,7 +20,9 @@ HELP = """what to do:
   check    hold the last run to expected/, and generated cells to their sources
   report   write build/report/index.html of the last run again
   sync     write headers, set-up cells, footers and the README's table
-  keep     make the last run the record: results/, and at laptop the committed outputs"""
+  keep     make the last run the record: results/, and at laptop the committed outputs
+  elsewhere  run tests and lessons in other environments: oldest, locked, newest, colab
+  publish  write the copies of the lessons that Colab and Kaggle open into build/publish"""
 Problems = list[tuple[Path, str]]
 
 
@@ -30,16 +32,17 @@ def parse(arguments: list[str] | None) -> Namespace:
     parser = ArgumentParser("python -m course", epilog=HELP, formatter_class=form)
     add = parser.add_argument
     add("action", choices=["fetch", *ACTIONS])
-    add("names", nargs="*", metavar="NAME", help="what to fetch")
+    add("names", nargs="*", metavar="NAME", help="what to fetch, or where to run")
     add("--profile", default="auto", help="smoke, laptop, gpu, cluster or auto")
     add("--only", "--for", help="lessons: 05, 04-07 or 00,02")
     add("--seed", type=int, default=42)
     add("--fresh", "--again", action="store_true", help="do even what is done")
     add("--strict", action="store_true", help="check what is committed, too")
     add("--list", action="store_true", help="fetch nothing, say what there is")
+    add("--renew", action="store_true", help="write the list of a place anew")
     add("-p", dest="dials", action="append", default=[], metavar="NAME=VALUE")
     options = parser.parse_intermixed_args(arguments)
-    if options.names and options.action != "fetch":
+    if options.names and options.action not in ("fetch", "elsewhere"):
         parser.error("choose lessons with --only")
     return options
 
@@ -172,7 +175,24 @@ def keep(options: Namespace, profile: Profile) -> Problems:
     return sync(options, profile)
 
 
+def elsewhere(options: Namespace, profile: Profile) -> Problems:
+    """Run in other environments."""
+    from course.elsewhere import run
+
+    return run(options.names, options.only, options.renew)
+
+
+def publish(options: Namespace, profile: Profile) -> Problems:
+    """Write the lessons' copies."""
+    from course.publish import publish
+
+    folder = build_folder() / "publish"
+    print(f"{len(publish(folder))} copies: {short_path(folder)}")
+    return []
+
+
 ACTIONS = {"run": run, "check": check, "report": report, "sync": sync, "keep": keep}
+ACTIONS |= {"elsewhere": elsewhere, "publish": publish}
 
 
 def main(arguments: list[str] | None = None) -> int:

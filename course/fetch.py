@@ -167,6 +167,7 @@ def fill(item: Asset, folder: Path) -> None:
 
 def dequantize(folder: Path) -> None:
     """Turn 4-bit GGUF weights into a plain float32 checkpoint, once; later loads take a second."""
+    import gguf  # noqa: F401  transformers reads these weights by it
     import torch
     from transformers import AutoModelForCausalLM, AutoTokenizer, GgufConfig
     from transformers.utils import logging

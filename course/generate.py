@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import math
 import re
-import tomllib
 from itertools import pairwise
 from pathlib import Path
 from typing import Any
@@ -27,7 +26,8 @@ from course.notebooks import (
     tags,
     write,
 )
-from course.results import CHECKOUT, recorded
+from course.publish import BRANCH, project
+from course.results import recorded
 from utils.errors import ROOT
 from utils.show import format_bytes
 
@@ -91,13 +91,13 @@ def facts_of(path: Path) -> Facts:
     """All that a template wants to know of a notebook."""
     notebook = read(path)
     number = path.name[:2]
-    text = (CHECKOUT / "pyproject.toml").read_text(encoding="utf-8")
     return {
+        **project(),
+        "branch": BRANCH,
         **notebook["metadata"].get("course", {}),
         "number": number,
         "file": path.name,
         "title": title_of(path),
-        "repository": tomllib.loads(text)["project"]["urls"]["Repository"],
         "costs": [cost_of(number, name) for name in ("smoke", "laptop", "gpu")],
         "assets": taken_by(path),
         "takes": dict.fromkeys(calls(path, "need")) | inputs(path),

@@ -70,9 +70,9 @@ def extras() -> dict[str, list[Requirement]]:
 
 
 def pins_on(machine: str) -> dict[str, list[str]]:
-    """The releases that constraints.txt allows on a machine, by package."""
+    """The releases that constraints/locked.txt allows on a machine, by package."""
     pins: dict[str, list[str]] = {}
-    for pin in requirements("constraints.txt"):
+    for pin in requirements("constraints/locked.txt"):
         if pin.marker is None or Marker(str(pin.marker)).evaluate(
             MACHINES[machine]
         ):
@@ -172,7 +172,7 @@ def test_environment_takes_python_from_conda_and_the_rest_from_requirements() ->
 def test_the_package_named_pynvml_is_nowhere() -> None:
     groups = [
         requirements("requirements.txt"),
-        requirements("constraints.txt"),
+        requirements("constraints/locked.txt"),
         *extras().values(),
     ]
     names = {canonicalize_name(r.name) for group in groups for r in group}
@@ -227,7 +227,9 @@ def test_constraints_leave_the_optional_groups_possible() -> None:
 
 
 def test_constraints_cover_what_the_requirements_bring_along() -> None:
-    pins = {canonicalize_name(r.name) for r in requirements("constraints.txt")}
+    pins = {
+        canonicalize_name(r.name) for r in requirements("constraints/locked.txt")
+    }
     here = {canonicalize_name(d.name): d for d in metadata.distributions()}
     direct = requirements("requirements.txt") + requirements(
         "requirements-test.txt"
@@ -491,14 +493,14 @@ def test_ci_covers_the_pythons_and_the_systems() -> None:
     }
     assert systems == {"macos", "windows"}
     commands = [step.get("run", "") for step in jobs["units"]["steps"]]
-    install = "-c constraints.txt -r requirements.txt -r requirements-test.txt -e ."
+    install = "-c constraints/locked.txt -r requirements.txt -r requirements-test.txt -e ."
     assert any(install in command for command in commands)
     assert any('-m "not slow and not release"' in command for command in commands)
 
 
 def test_canary_runs_unknown_code_where_nothing_may_be_written() -> None:
     commands = " ; ".join(step.get("run", "") for step in steps("canary"))
-    assert "-c constraints.txt" not in commands
+    assert "-c constraints/locked.txt" not in commands
     jobs = yaml.safe_load(read(".github/workflows/canary.yml"))["jobs"]
     assert "permissions" not in jobs["newest"]
     issue = jobs["issue"]

@@ -1,0 +1,377 @@
+"""The course in other places: `python -m course elsewhere oldest | locked | newest | colab`.
+
+Each place is an environment of its own in `build/elsewhere`. In the first three the unit tests and the
+lessons run from this checkout. `colab` is built from the list that Google publishes of its image; there
+each lesson starts in an empty folder and a fresh image, from its own badge, as a reader meets it.
+"""
+
+from __future__ import annotations
+
+import datetime
+import hashlib
+import json
+import os
+import re
+import shutil
+import subprocess
+import sys
+import time
+import urllib.request
+from pathlib import Path
+from typing import Any
+from urllib.parse import unquote
+
+from course import bootstrap, publish, verdicts
+from course.notebooks import select
+from course.report import commit
+from utils import artifacts
+from utils.errors import ROOT, CourseError, build_folder
+
+PLACES = {
+    "oldest": "the lowest releases that requirements.txt admits",
+    "locked": "the releases of constraints/locked.txt, which `make` installs",
+    "newest": "the newest of everything, ranges set aside",
+    "colab": "Colab's packages; each lesson from its badge, in an empty folder",
+}
+IMAGE_LIST = "https://raw.githubusercontent.com/googlecolab/backend-info/main/"
+SHOWN = ("torch", "transformers", "datasets", "numpy")
+RECORD = ROOT / "results" / "places.json"
+Facts = dict[str, Any]
+
+
+def list_of(place: str) -> Path:
+    """The constraints of a place."""
+    return ROOT / "constraints" / f"{place}.txt"
+
+
+def find_python(place: str) -> str:
+    """The Python that the list of a place names, or this one where that is not here."""
+    text = list_of(place).read_text(encoding="utf-8") if place != "newest" else ""
+    named = re.search(r"Python (3\.\d+)", text.partition("\n")[0])
+    version = named[1] if named else ""
+    path = shutil.which(f"python{version}") if version else None
+    if named and not path:
+        print(
+            f"Python {version} is not here: {place} is built with {sys.version[:6]}"
+        )
+    return path or sys.executable
+
+
+def call(*command: object, **options: Any) -> None:
+    """Run a command that must succeed."""
+    words = [str(word) for word in command]
+    if subprocess.run(words, **options).returncode:
+        what = f"this failed: {' '.join(words)}"
+        raise CourseError(what, fix="its own message stands above")
+
+
+def wanted_in(place: str) -> list[str]:
+    """What pip is asked for when a place is built."""
+    if place == "colab":
+        text = list_of(place).read_text(encoding="utf-8")
+        listed = {bootstrap.package_name(line) for line in text.splitlines()}
+        # Of six hundred packages those that a lesson may meet; the rest it must install itself.
+        return sorted(listed & (bootstrap.requirements().keys() | {"torchao"}))
+    lines = []
+    for name in ("requirements.txt", "requirements-test.txt"):
+        lines += (ROOT / name).read_text(encoding="utf-8").splitlines()
+    texts = [line.partition("#")[0].strip() for line in lines]
+    if place == "newest":
+        texts = [text.partition(",<")[0] for text in texts]
+    return [text for text in texts if text]
+
+
+def build(place: str) -> Path:
+    """The Python of a place, whose environment is made unless it is there and the same."""
+    folder = build_folder() / "elsewhere" / place
+    wanted = wanted_in(place)
+    parts = list(wanted)
+    options = []
+    if place != "newest":
+        options = ["-c", list_of(place)]
+        parts.append(list_of(place).read_text(encoding="utf-8"))
+    mark = hashlib.sha256("\n".join(parts).encode()).hexdigest()
+    python = folder / "image" / "bin" / "python"
+    stamp = folder / "image" / "installed"
+    if stamp.exists() and stamp.read_text() == mark:
+        return python
+    shutil.rmtree(folder / "image", ignore_errors=True)
+    print(f"{place}: {PLACES[place]}; installing into {folder}", flush=True)
+    call(find_python(place), "-m", "venv", folder / "image")
+    call(python, "-m", "pip", "install", "--quiet", *options, *wanted)
+    stamp.write_text(mark)
+    return python
+
+
+def clean_environment(**more: str) -> dict[str, str]:
+    """The environment without what this checkout has put there."""
+    ours = ("COURSE_", "PYTHON", "VIRTUAL_ENV", "JUPYTER")
+    kept = {
+        name: text for name, text in os.environ.items() if not name.startswith(ours)
+    }
+    for name in ("COURSE_HOME", "COURSE_TORCH"):
+        if name in os.environ:
+            kept[name] = os.environ[name]
+    return {**kept, **more}
+
+
+def run_checkout(place: str, only: str | None) -> Facts:
+    """The unit tests and the lessons of this checkout in an environment: what became of them."""
+    python = str(build(place))
+    folder = build_folder() / "elsewhere" / place / "build"
+    environment = clean_environment(COURSE_BUILD=str(folder), PYTHONPATH=str(ROOT))
+    tests = [python, "-m", "pytest", "tests", "-n", "auto"]
+    tests += ["-m", "not slow and not release"]
+    done = subprocess.run(
+        tests, cwd=ROOT, env=environment, stdout=subprocess.PIPE, text=True
+    )
+    print(done.stdout, flush=True)
+    lines = done.stdout.strip().splitlines() or ["no test ran"]
+    run = [
+        python,
+        "-m",
+        "course",
+        "run",
+        "--profile",
+        "smoke",
+        "--only",
+        only or "",
+    ]
+    subprocess.run(run, cwd=ROOT, env=environment)
+    lessons = {}
+    for path in select(only):
+        result = (
+            artifacts.read_json(folder / "run" / "smoke" / f"{path.stem}.json")
+            or {}
+        )
+        executed = folder / "run" / "smoke" / path.name
+        problems = [result.get("error") or ""]
+        if result.get("status") == "passed":
+            problems = verdicts.problems_of(executed, "smoke", path)
+        seconds = result.get("seconds", 0)
+        lessons[path.name[:2]] = {"seconds": seconds, "problems": problems}
+    return {"lessons": lessons, "tests": lines[-1].strip("= "), "python": python}
+
+
+def publish_here(folder: Path) -> str:
+    """A repository as it will lie on GitHub: this commit with its tag, and the copies' branch."""
+    shutil.rmtree(folder, ignore_errors=True)
+    facts = publish.project()
+    work = folder / "work"
+    call("git", "clone", "--quiet", ROOT, work)
+    git = [
+        "git",
+        "-C",
+        work,
+        "-c",
+        "user.name=course",
+        "-c",
+        "user.email=course@localhost",
+    ]
+    call(*git, "tag", "--force", f"v{facts['version']}")
+    call(*git, "checkout", "--quiet", "-B", publish.BRANCH)
+    publish.publish(work)
+    call(*git, "commit", "--quiet", "--all", "--message", "Copies for Colab")
+    return work.as_uri()
+
+
+def notebook_behind(badge: str, address: str) -> str:
+    """The notebook that a Colab badge opens, from the local repository that stands for GitHub."""
+    place = re.search(r"/github/[^/]+/[^/]+/blob/([^/]+)/(notebooks/[^)]+)", badge)
+    if not place:
+        raise CourseError(f"this badge opens no notebook: {badge}")
+    folder = address.removeprefix("file://")
+    show = ["git", "-C", folder, "show", f"{place[1]}:{place[2]}"]
+    return subprocess.run(show, check=True, capture_output=True, text=True).stdout
+
+
+def run_from_badge(path: Path, image: Path, address: str) -> Facts:
+    """Run one lesson in a fresh image and an empty folder, from its own badge."""
+    import nbformat
+
+    folder = build_folder() / "elsewhere" / "colab" / path.name[:2]
+    shutil.rmtree(folder, ignore_errors=True)
+    content = folder / "content"
+    content.mkdir(parents=True)
+    # Linked and not copied: what pip replaces in one is untouched in the other.
+    shutil.copytree(image, folder / "image", symlinks=True, copy_function=os.link)
+    badge = re.search(r"https://colab[^)]+", path.read_text(encoding="utf-8"))
+    text = notebook_behind(badge[0] if badge else "", address)
+    notebook = nbformat.reads(text, as_version=4)
+    environment = clean_environment(
+        COLAB_RELEASE_TAG="release-colab",
+        COURSE_PROFILE="smoke",
+        GIT_CONFIG_COUNT="1",
+        GIT_CONFIG_KEY_0=f"url.{address}.insteadOf",
+        GIT_CONFIG_VALUE_0=publish.project()["repository"],
+    )
+    start = time.monotonic()
+    error = execute(notebook, content, folder / "image", environment)
+    seconds = round(time.monotonic() - start, 1)
+    executed = folder / path.name
+    executed.write_text(nbformat.writes(notebook), encoding="utf-8")
+    problems = [error] if error else verdicts.problems_of(executed, "smoke")
+    facts = {"seconds": seconds, "problems": problems}
+    facts["set_up"] = cell_seconds(notebook)
+    if not problems:
+        shutil.rmtree(folder / "image")
+        shutil.rmtree(content)
+    return facts
+
+
+def execute(notebook: Any, folder: Path, image: Path, environment: Facts) -> str:
+    """Execute a notebook with the Python of an image; the error that ended it, if one did."""
+    from jupyter_client.kernelspec import KernelSpecManager
+    from jupyter_client.manager import AsyncKernelManager
+    from nbclient import NotebookClient
+    from nbclient.exceptions import CellExecutionError
+
+    command = [str(image / "bin" / "python"), "-m", "ipykernel_launcher"]
+    kernel = {"argv": [*command, "-f", "{connection_file}"], "language": "python"}
+    kernel["display_name"] = "image"
+    place = folder.parent / "kernels" / "image" / "kernel.json"
+    artifacts.write_json(place, kernel)
+    manager = AsyncKernelManager(kernel_name="image")
+    manager.kernel_spec_manager = KernelSpecManager(
+        kernel_dirs=[str(place.parent.parent)], ensure_native_kernel=False
+    )
+    client = NotebookClient(notebook, km=manager, timeout=1800)
+    client.resources = {"metadata": {"path": str(folder)}}
+    try:
+        client.execute(env=environment)
+    except CellExecutionError as problem:
+        return f"{problem.ename}: {problem.evalue}"[:500]
+    return ""
+
+
+def cell_seconds(notebook: Any) -> float:
+    """Seconds of the set-up cell."""
+    for cell in notebook.cells:
+        times = cell.metadata.get("execution", {})
+        if (
+            "bootstrap" in cell.metadata.get("tags", [])
+            and "shell.execute_reply" in times
+        ):
+            begin, end = [
+                datetime.datetime.fromisoformat(times[name])
+                for name in ("iopub.execute_input", "shell.execute_reply")
+            ]
+            return round((end - begin).total_seconds(), 1)
+    return 0.0
+
+
+def run_colab(only: str | None) -> Facts:
+    """Every lesson from its badge in an image of its own."""
+    python = build("colab")
+    address = publish_here(build_folder() / "elsewhere" / "colab" / "repository")
+    lessons = {}
+    for path in select(only):
+        facts = run_from_badge(path, python.parent.parent, address)
+        lessons[path.name[:2]] = facts
+        mark = "✘" if facts["problems"] else "✔"
+        times = f"{facts['seconds']:7.1f} s, set-up {facts['set_up']:5.1f} s"
+        print(f"{mark} {path.stem:36} {times}", *facts["problems"], flush=True)
+    return {"lessons": lessons, "python": python}
+
+
+def record(place: str, facts: Facts) -> None:
+    """Keep what became of a place, from a clean commit only."""
+    if "dirty" in commit():
+        print("not recorded: commit first, so that others can run the same")
+        return
+    code = "import json, sys, importlib.metadata as m; "
+    code += f"print(json.dumps([sys.version.split()[0], *map(m.version, {SHOWN})]))"
+    asked = subprocess.run(
+        [facts["python"], "-c", code], capture_output=True, check=True
+    )
+    python, *versions = json.loads(asked.stdout)
+    kept = {
+        "date": f"{datetime.date.today()}",
+        "commit": commit(),
+        "python": python,
+    }
+    kept |= dict(zip(SHOWN, versions)) | {"lessons": facts["lessons"]}
+    kept["tests"] = facts.get("tests", "")
+    records = artifacts.read_json(RECORD) or {}
+    artifacts.write_json(RECORD, {**records, place: kept})
+
+
+def run(names: list[str], only: str | None, renew: bool) -> list[tuple[Path, str]]:
+    """Run the course in the places named; what was wrong, by lesson."""
+    problems = []
+    for place in names or list(PLACES):
+        if place not in PLACES:
+            what = f"there is no place {place!r}"
+            raise CourseError(what, fix=f"choose one of {', '.join(PLACES)}")
+        if renew:
+            renew_list(place)
+        facts = run_colab(only) if place == "colab" else run_checkout(place, only)
+        if not only:
+            record(place, facts)
+        for path in select(only):
+            for text in facts["lessons"][path.name[:2]]["problems"]:
+                problems.append((path, f"{place}: {text}"))
+    return problems
+
+
+def renew_list(place: str) -> None:
+    """Write the list of a place anew: of Colab from Google, of the oldest from the ranges."""
+    if place == "oldest":
+        lines = lowest()
+        about = "The lowest releases that requirements.txt admits"
+        about = f"# {about}, and the newest of what they bring; Python 3.11"
+    elif place == "colab":
+        lines = pins_of(download("pip-freeze.txt"))
+        python = re.search(r"Python (3\.\d+)", download("os-info.txt"))
+        named = python[0] if python else "Python"
+        today = datetime.date.today()
+        about = f"# The packages of Colab's CPU image, {named}, as Google publishes them"
+        about += f": googlecolab/backend-info, {today}."
+    else:
+        raise CourseError(f"the list of {place!r} is not renewed by this command")
+    command = f"# python -m course elsewhere {place} --renew"
+    text = "\n".join([about, command, "", *lines, ""])
+    list_of(place).write_text(text, encoding="utf-8")
+
+
+def download(name: str) -> str:
+    """A file that Google publishes about its image."""
+    with urllib.request.urlopen(IMAGE_LIST + name, timeout=60) as page:
+        return page.read().decode()
+
+
+def pins_of(freeze: str) -> list[str]:
+    """The releases of a frozen list, also where it gives an address instead.
+
+    >>> pins_of("a==1.0\\ntorch @ https://x/torch-2.11.0%2Bcpu-cp313-cp313-linux.whl\\nb @ git+x@1")
+    ['a==1.0', 'torch==2.11.0']
+    """
+    pins = []
+    for line in freeze.splitlines():
+        name, _, address = line.partition(" @ ")
+        file = unquote(address.rpartition("/")[2])
+        version = re.match(r"[A-Za-z0-9_]+-(\d[\d.]*)", file)
+        if re.fullmatch(r"[\w.-]+==\S+", line):
+            pins.append(line)
+        elif version:
+            pins.append(f"{name}=={version[1]}")
+    return pins
+
+
+def lowest() -> list[str]:
+    """The lowest release of each requirement, as uv finds them; torch's CUDA libraries left out."""
+    command = [sys.executable, "-m", "uv", "pip", "compile", "--quiet"]
+    command += ["--resolution", "lowest-direct", "--python-version", "3.11"]
+    command += [
+        "--no-header",
+        "--no-annotate",
+        "requirements.txt",
+        "requirements-test.txt",
+    ]
+    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True)
+    if done.returncode:
+        raise CourseError(
+            f"uv found no releases: {done.stderr}", fix="pip install uv"
+        )
+    cuda = re.compile(r"(nvidia-(?!ml-py)|cuda-|triton)")
+    return [line for line in done.stdout.splitlines() if not cuda.match(line)]

@@ -1,0 +1,68 @@
+"""A copy of the lessons for places that open one file at a time: Colab and Kaggle.
+
+Pictures and links of a lesson are relative, so that a checkout needs no network. In the copy they
+lead to the one address in pyproject.toml, at the tag of this version.
+"""
+
+from __future__ import annotations
+
+import re
+import tomllib
+from pathlib import Path
+
+from course.notebooks import Notebook, cells, read, select, source, write
+from course.results import CHECKOUT
+
+# The branch that badges lead to: the copies of the newest release.
+BRANCH = "colab"
+LINK = re.compile(
+    r'(\]\(|src="|href=")(?!https?:|data:|#|mailto:|attachment:)([^)"\s]+)'
+)
+
+
+def project() -> dict[str, str]:
+    """The version of the course, and its one address."""
+    text = (CHECKOUT / "pyproject.toml").read_text(encoding="utf-8")
+    facts = tomllib.loads(text)["project"]
+    return {"version": facts["version"], "repository": facts["urls"]["Repository"]}
+
+
+def absolute(text: str, repository: str, tag: str) -> str:
+    """Markdown of a lesson with its pictures and links led to a repository.
+
+    >>> absolute("![a](images/a.svg) [b](../docs/b.md)", "https://github.com/me/it", "v1")
+    '![a](https://github.com/me/it/raw/v1/notebooks/images/a.svg) [b](https://github.com/me/it/blob/v1/docs/b.md)'
+    """
+
+    def lead(match: re.Match) -> str:
+        path = f"notebooks/{match[2]}"
+        while "/../" in path:
+            path = re.sub(r"[^/]+/\.\./", "", path, count=1)
+        kind = "raw" if Path(path).suffix in (".svg", ".png") else "blob"
+        ref = tag
+        if path.endswith(".ipynb"):
+            ref = BRANCH
+        return f"{match[1]}{repository}/{kind}/{ref}/{path}"
+
+    return LINK.sub(lead, text)
+
+
+def copy_of(notebook: Notebook, facts: dict[str, str]) -> Notebook:
+    """A notebook whose Markdown stands alone."""
+    tag = f"v{facts['version']}"
+    for cell in cells(notebook, "markdown"):
+        text = absolute(source(cell), facts["repository"], tag)
+        cell["source"] = text.splitlines(keepends=True)
+    return notebook
+
+
+def publish(folder: Path) -> list[Path]:
+    """Write the copies of all lessons into a folder."""
+    facts = project()
+    copies = []
+    for path in select():
+        copy = folder / "notebooks" / path.name
+        copy.parent.mkdir(parents=True, exist_ok=True)
+        write(copy, copy_of(read(path), facts))
+        copies.append(copy)
+    return copies

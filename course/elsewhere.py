@@ -8,7 +8,6 @@ each lesson starts in an empty folder and a fresh image, from its own badge, as 
 from __future__ import annotations
 
 import datetime
-import hashlib
 import json
 import os
 import re
@@ -34,6 +33,8 @@ PLACES = {
     "colab": "Colab's packages; each lesson from its badge, in an empty folder",
 }
 IMAGE_LIST = "https://raw.githubusercontent.com/googlecolab/backend-info/main/"
+# What a build of torch for GPUs brings, in the releases that it alone knows.
+CUDA = re.compile(r"(nvidia-(?!ml-py)|cuda-|triton)")
 SHOWN = ("torch", "transformers", "datasets", "numpy")
 RECORD = ROOT / "results" / "places.json"
 Facts = dict[str, Any]
@@ -85,12 +86,11 @@ def build(place: str) -> Path:
     """The Python of a place, whose environment is made unless it is there and the same."""
     folder = build_folder() / "elsewhere" / place
     wanted = wanted_in(place)
-    parts = list(wanted)
-    options = []
+    pins: list[str] = []
     if place != "newest":
-        options = ["-c", list_of(place)]
-        parts.append(list_of(place).read_text(encoding="utf-8"))
-    mark = hashlib.sha256("\n".join(parts).encode()).hexdigest()
+        lines = list_of(place).read_text(encoding="utf-8").splitlines()
+        pins = [line for line in lines if not CUDA.match(line)]
+    mark = artifacts.hash_json([wanted, pins])
     python = folder / "image" / "bin" / "python"
     stamp = folder / "image" / "installed"
     if stamp.exists() and stamp.read_text() == mark:
@@ -98,7 +98,9 @@ def build(place: str) -> Path:
     shutil.rmtree(folder / "image", ignore_errors=True)
     print(f"{place}: {PLACES[place]}; installing into {folder}", flush=True)
     call(find_python(place), "-m", "venv", folder / "image")
-    call(python, "-m", "pip", "install", "--quiet", *options, *wanted)
+    list_here = folder / "image" / "constraints.txt"
+    list_here.write_text("\n".join(pins), encoding="utf-8")
+    call(python, "-m", "pip", "install", "--quiet", "-c", list_here, *wanted)
     stamp.write_text(mark)
     return python
 
@@ -373,5 +375,4 @@ def lowest() -> list[str]:
         raise CourseError(
             f"uv found no releases: {done.stderr}", fix="pip install uv"
         )
-    cuda = re.compile(r"(nvidia-(?!ml-py)|cuda-|triton)")
-    return [line for line in done.stdout.splitlines() if not cuda.match(line)]
+    return [line for line in done.stdout.splitlines() if not CUDA.match(line)]

@@ -5,6 +5,7 @@ import shutil
 import subprocess
 import sys
 import sysconfig
+from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
@@ -110,7 +111,7 @@ def answers(*codes):
     left = list(codes)
 
     def pip(*arguments):
-        told.append(open(arguments[2]).read().splitlines())
+        told.append(Path(arguments[2]).read_text().splitlines())
         return SimpleNamespace(returncode=left.pop(0), stderr="no way\n")
 
     return pip, told

@@ -203,13 +203,28 @@ def run(
         items += taken_by(*select(only))
     elif not names:
         items = list(catalogue().values())
-    for item in items:
-        if listing:
+    if listing:
+        for item in items:
             manifest = artifacts.read_manifest(item.folder)
             here = "here" if manifest else "-"
             facts = f"{item.megabytes:4} MB  {here:4}  {item.what}"
             print(f"{item.name:22} {facts}  [{item.licence}]")
-        else:
+        return
+    missing = fetch_all(items, again)
+    if missing:
+        names = ", ".join(item.name for item in missing)
+        what = f"not fetched: {names}; only the lessons that take them must wait"
+        raise CourseError(what, fix="the reasons stand above")
+
+
+def fetch_all(items: list[Asset], again: bool = False) -> list[Asset]:
+    """Fetch assets, whatever becomes of the others; those that could not be had."""
+    missing = []
+    for item in items:
+        try:
             fetch(item, again)
-    if not listing:
-        shutil.rmtree(home() / "archives", ignore_errors=True)
+        except CourseError as error:
+            print(error, file=sys.stderr, flush=True)
+            missing.append(item)
+    shutil.rmtree(home() / "archives", ignore_errors=True)
+    return missing

@@ -16,9 +16,9 @@ from typing import Any
 import psutil
 from filelock import FileLock, Timeout
 
-from course import execute, notebooks, report, results
+from course import execute, fetch, notebooks, report, results
 from course.results import Result, run_folder
-from utils.artifacts import plain_disk_errors
+from utils.artifacts import plain_disk_errors, read_manifest
 from utils.errors import CourseError
 from utils.profiles import Profile
 from utils.show import format_bytes
@@ -47,6 +47,13 @@ def add_makers(paths: list[Path], profile: Profile) -> list[Path]:
                 print(f"{why}: {maker.stem} runs first", flush=True)
                 chosen.append(maker)
     return sorted(chosen)
+
+
+def fetch_missing(paths: list[Path]) -> None:
+    """Fetch what lessons take and is not here; a lesson that does not get it says so itself."""
+    items = fetch.taken_by(*paths)
+    lacking = [item for item in items if read_manifest(item.folder) is None]
+    fetch.fetch_all(lacking)
 
 
 def make_plan(paths: list[Path], profile: Profile) -> dict[str, Planned]:
@@ -252,7 +259,9 @@ def run_course(
         with plain_disk_errors(folder):
             folder.mkdir(parents=True, exist_ok=True)
             with FileLock(folder / ".lock", timeout=0):
-                plan = make_plan(add_makers(paths, profile), profile)
+                chosen = add_makers(paths, profile)
+                fetch_missing(chosen)
+                plan = make_plan(chosen, profile)
                 return Run(plan, profile, dials).go(fresh)
     except Timeout:
         what = "another run of this profile is going on"

@@ -254,6 +254,15 @@ def test_without_a_network_the_way_out_is_told(toys, monkeypatch, capsys):
     assert "next:  connect to a network and run the command again" in message
 
 
+def test_one_that_cannot_be_had_does_not_keep_the_others_away(toys, shelf, capsys):
+    broken = shelf / "toy-1.0-py3-none-any.whl"
+    broken.write_bytes(broken.read_bytes() + b"!")
+    assert run("toy", "source") == 2
+    message = capsys.readouterr().err
+    assert "not fetched: toy; only the lessons that take them" in message
+    assert toys["source"].folder.exists()
+
+
 def test_neither_npm_nor_any_other_program_is_needed(toys, monkeypatch):
     monkeypatch.setenv("PATH", "/nonexistent")
     assert run() == 0

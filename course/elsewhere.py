@@ -129,27 +129,17 @@ def run_checkout(place: str, only: str | None) -> Facts:
     )
     print(done.stdout, flush=True)
     lines = done.stdout.strip().splitlines() or ["no test ran"]
-    run = [
-        python,
-        "-m",
-        "course",
-        "run",
-        "--profile",
-        "smoke",
-        "--only",
-        only or "",
-    ]
+    run = [python, "-m", "course", "run", "--profile", "smoke"]
+    run += ["--only", only or ""]
     subprocess.run(run, cwd=ROOT, env=environment)
+    shelf = folder / "run" / "smoke"
     lessons = {}
     for path in select(only):
-        result = (
-            artifacts.read_json(folder / "run" / "smoke" / f"{path.stem}.json")
-            or {}
-        )
-        executed = folder / "run" / "smoke" / path.name
-        problems = [result.get("error") or ""]
-        if result.get("status") == "passed":
-            problems = verdicts.problems_of(executed, "smoke", path)
+        result = artifacts.read_json(shelf / f"{path.stem}.json") or {}
+        status = result.get("status", "not run")
+        problems = [result.get("error") or status]
+        if status == "passed":
+            problems = verdicts.problems_of(shelf / path.name, "smoke", path)
         seconds = result.get("seconds", 0)
         lessons[path.name[:2]] = {"seconds": seconds, "problems": problems}
     return {"lessons": lessons, "tests": lines[-1].strip("= "), "python": python}

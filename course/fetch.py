@@ -212,8 +212,8 @@ def run(
         return
     missing = fetch_all(items, again)
     if missing:
-        names = ", ".join(item.name for item in missing)
-        what = f"not fetched: {names}; only the lessons that take them must wait"
+        lost = ", ".join(item.name for item in missing)
+        what = f"not fetched: {lost}; only the lessons that take them must wait"
         raise CourseError(what, fix="the reasons stand above")
 
 

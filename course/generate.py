@@ -7,7 +7,6 @@ Everything comes from the notebook's own metadata, its own calls, and the record
 from __future__ import annotations
 
 import math
-import re
 from itertools import pairwise
 from pathlib import Path
 from typing import Any
@@ -28,6 +27,7 @@ from course.notebooks import (
 )
 from course.publish import BRANCH, project
 from course.results import recorded
+from utils.artifacts import read_json
 from utils.errors import ROOT
 from utils.show import format_bytes
 
@@ -40,7 +40,6 @@ TEMPLATES = jinja2.Environment(
 Facts = dict[str, Any]
 # The tags of the cells that are written here.
 GENERATED = {"header", "bootstrap", "footer"}
-TABLE = re.compile(r"(<!-- lessons:begin -->).*(<!-- lessons:end -->)", re.DOTALL)
 
 
 def cost_of(number: str, profile: str) -> Facts:
@@ -105,6 +104,28 @@ def facts_of(path: Path) -> Facts:
     }
 
 
+def places() -> list[Facts]:
+    """The last recorded run of the course in each environment."""
+    record = read_json(ROOT / "results" / "places.json") or {}
+    rows = []
+    for facts in record.values():
+        lessons = facts["lessons"].values()
+        green = [lesson for lesson in lessons if not lesson["problems"]]
+        rows.append({**facts, "green": len(green), "count": len(lessons)})
+    return rows
+
+
+def between_marks(text: str, name: str, **facts: Any) -> str:
+    """A page with a table of ours written anew between its two marks."""
+    table = TEMPLATES.get_template(f"{name}.j2").render(facts).strip()
+    begin, end = f"<!-- {name}:begin -->", f"<!-- {name}:end -->"
+    before, found, rest = text.partition(begin)
+    _, closed, after = rest.partition(end)
+    if not (found and closed):
+        return text
+    return f"{before}{begin}\n{table}\n{end}{after}"
+
+
 def sync(write_it: bool = True) -> list[Path]:
     """Bring everything generated up to date; the files that changed, or that would."""
     paths = readable(select())
@@ -119,11 +140,10 @@ def sync(write_it: bool = True) -> list[Path]:
             changed.append(path)
             if write_it:
                 write(path, notebook)
-    template = TEMPLATES.get_template("lessons.j2")
-    table = template.render(lessons=lessons).strip()
     readme = ROOT / "README.md"
     text = readme.read_text(encoding="utf-8")
-    filled = TABLE.sub(lambda marks: f"{marks[1]}\n{table}\n{marks[2]}", text)
+    filled = between_marks(text, "lessons", lessons=lessons)
+    filled = between_marks(filled, "places", places=places())
     if filled != text:
         changed.append(readme)
         if write_it:

@@ -222,6 +222,7 @@ def execute(notebook: Any, folder: Path, image: Path, environment: Facts) -> str
     kernel = {"argv": [*command, "-f", "{connection_file}"], "language": "python"}
     kernel["display_name"] = "image"
     place = folder.parent / "kernels" / "image" / "kernel.json"
+    place.parent.mkdir(parents=True, exist_ok=True)
     artifacts.write_json(place, kernel)
     manager = AsyncKernelManager(kernel_name="image")
     manager.kernel_spec_manager = KernelSpecManager(

@@ -1,0 +1,121 @@
+"""The course in other environments: their lists, their Pythons, a lesson from its badge."""
+
+import datetime
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import nbformat
+import pytest
+
+from course import elsewhere
+from course.bootstrap import package_name
+from course.elsewhere import cell_seconds, execute, notebook_behind, wanted_in
+from utils.errors import ROOT, CourseError
+
+BADGE = (
+    "https://colab.research.google.com/github/me/it/blob/colab/notebooks/05_a.ipynb"
+)
+
+
+@pytest.mark.parametrize("place", ["oldest", "locked", "colab"])
+def test_each_list_is_one_that_pip_reads(place):
+    lines = elsewhere.list_of(place).read_text(encoding="utf-8").splitlines()
+    pins = [line for line in lines if line and not line.startswith("#")]
+    assert len(pins) > 100
+    assert [pin for pin in pins if "==" not in pin or "@" in pin] == []
+
+
+def test_the_oldest_place_has_the_floor_of_every_requirement():
+    from packaging.requirements import Requirement
+
+    lines = elsewhere.list_of("oldest").read_text(encoding="utf-8").splitlines()
+    pins = dict(line.split("==") for line in lines if "==" in line)
+    for text in wanted_in("oldest"):
+        need = Requirement(text)
+        assert need.specifier.contains(pins[package_name(need.name)]), text
+
+
+def test_colab_starts_with_what_the_image_has_and_no_more():
+    wanted = wanted_in("colab")
+    assert {"torch", "transformers", "ipykernel", "torchao"} <= set(wanted)
+    assert not {"trl", "polib", "papermill", "pytest"} & set(wanted)
+
+
+def test_the_newest_place_has_no_upper_ends():
+    assert [text for text in wanted_in("newest") if "<" in text] == []
+
+
+def test_a_badge_opens_the_notebook_of_its_branch(tmp_path):
+    git = [
+        "git",
+        "-C",
+        str(tmp_path),
+        "-c",
+        "user.name=a",
+        "-c",
+        "user.email=a@b.c",
+    ]
+    subprocess.run([*git, "init", "-q", "-b", "colab"], check=True)
+    (tmp_path / "notebooks").mkdir()
+    (tmp_path / "notebooks/05_a.ipynb").write_text("the copy")
+    subprocess.run([*git, "add", "-A"], check=True)
+    subprocess.run([*git, "commit", "-qm", "all"], check=True)
+    assert notebook_behind(BADGE, tmp_path.as_uri()) == "the copy"
+    with pytest.raises(CourseError, match="opens no notebook"):
+        notebook_behind("https://colab.research.google.com/", tmp_path.as_uri())
+    with pytest.raises(subprocess.CalledProcessError):
+        notebook_behind(BADGE.replace("/colab/", "/main/"), tmp_path.as_uri())
+
+
+@pytest.mark.slow
+def test_a_lesson_runs_with_the_python_of_an_image(tmp_path):
+    content = tmp_path / "content"
+    content.mkdir()
+    code = "import os, sys\nprint(sys.prefix, os.getcwd(), os.environ['MARK'])"
+    cell = nbformat.v4.new_code_cell(code, metadata={"tags": ["bootstrap"]})
+    broken = nbformat.v4.new_code_cell("1 / 0")
+    notebook = nbformat.v4.new_notebook(cells=[cell, broken])
+    environment = {**os.environ, "MARK": "seen"}
+    error = execute(notebook, content, Path(sys.prefix), environment)
+    assert error.startswith("ZeroDivisionError")
+    assert notebook.cells[0].outputs[0].text.split() == [
+        sys.prefix,
+        str(content),
+        "seen",
+    ]
+    assert cell_seconds(notebook) >= 0
+
+
+def test_the_set_up_is_timed_by_the_kernels_own_clock():
+    begin = datetime.datetime(2026, 1, 1, tzinfo=datetime.UTC)
+    times = {"iopub.execute_input": begin.isoformat()}
+    end = begin + datetime.timedelta(seconds=41.5)
+    times["shell.execute_reply"] = end.isoformat()
+    cell = nbformat.v4.new_code_cell("", metadata={"tags": ["bootstrap"]})
+    cell.metadata["execution"] = times
+    assert cell_seconds(nbformat.v4.new_notebook(cells=[cell])) == 41.5
+
+
+def test_what_this_checkout_put_into_the_environment_stays_here(monkeypatch):
+    monkeypatch.setenv("PYTHONPATH", str(ROOT))
+    monkeypatch.setenv("COURSE_BUILD", "/somewhere")
+    monkeypatch.setenv("COURSE_HOME", "/assets")
+    environment = elsewhere.clean_environment(COURSE_PROFILE="smoke")
+    assert "PYTHONPATH" not in environment and "COURSE_BUILD" not in environment
+    assert environment["COURSE_HOME"] == "/assets"
+    assert environment["COURSE_PROFILE"] == "smoke"
+
+
+def test_an_unknown_place_is_refused_with_the_names():
+    with pytest.raises(CourseError, match="choose one of oldest, locked"):
+        elsewhere.run(["kolab"], None, False)
+
+
+def test_nothing_is_recorded_of_a_changed_checkout(monkeypatch, tmp_path, capsys):
+    monkeypatch.setattr(elsewhere, "commit", lambda: "abc-dirty")
+    monkeypatch.setattr(elsewhere, "RECORD", tmp_path / "places.json")
+    elsewhere.record("oldest", {"python": sys.executable, "lessons": {}})
+    assert not (tmp_path / "places.json").exists()
+    assert "commit first" in capsys.readouterr().out

@@ -140,7 +140,7 @@ def install(wanted: list[str], before: Versions) -> None:
         with tempfile.TemporaryDirectory() as scratch:
             file = Path(scratch) / "image.txt"
             file.write_text("\n".join(pins), encoding="utf-8")
-            done = pip("install", "-c", str(file), *wanted)
+            done = pip("install", "-c", str(file), "--no-compile", *wanted)
         if done.returncode == 0:
             return
     message = done.stderr.strip().splitlines() or ["pip gave no reason"]

@@ -100,7 +100,8 @@ def build(place: str) -> Path:
     call(find_python(place), "-m", "venv", folder / "image")
     list_here = folder / "image" / "constraints.txt"
     list_here.write_text("\n".join(pins), encoding="utf-8")
-    call(python, "-m", "pip", "install", "--quiet", "-c", list_here, *wanted)
+    install = [python, "-m", "pip", "install", "--quiet", "--no-compile"]
+    call(*install, "-c", list_here, *wanted)
     stamp.write_text(mark)
     return python
 

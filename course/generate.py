@@ -21,6 +21,7 @@ from course.notebooks import (
     read,
     readable,
     select,
+    sizes,
     source,
     tags,
     write,
@@ -54,6 +55,20 @@ def cost_of(number: str, profile: str) -> Facts:
         "disk": round_size(cost["disk_bytes"]),
         "machine": cost["machine"],
     }
+
+
+def profiles_of(path: Path) -> list[str]:
+    """The profiles that a lesson's header shows.
+
+    A large one stands there only if the lesson has a size for it or was recorded at it, because
+    where it has neither it would do the laptop's work and promise more.
+    """
+    names = ["smoke", "laptop"]
+    own = sizes(path)
+    for name in ("gpu", "cluster"):
+        if name in own or path.name[:2] in recorded(name):
+            names.append(name)
+    return names
 
 
 def round_seconds(seconds: float) -> str:
@@ -97,7 +112,7 @@ def facts_of(path: Path) -> Facts:
         "number": number,
         "file": path.name,
         "title": title_of(path),
-        "costs": [cost_of(number, name) for name in ("smoke", "laptop", "gpu")],
+        "costs": [cost_of(number, name) for name in profiles_of(path)],
         "assets": taken_by(path),
         "takes": dict.fromkeys(calls(path, "need")) | inputs(path),
         "makes": calls(path, "publish"),

@@ -123,6 +123,29 @@ def _calls(path: Path, changed: int) -> Calls:
     return pairs
 
 
+def sizes(path: Path) -> set[str]:
+    """The profiles that a lesson names where it picks a size: `lesson.pick(smoke=1, laptop=2)`."""
+    profiles = set()
+    with contextlib.suppress(CourseError):  # half written, it picks nothing
+        for code in code_cells(path):
+            with contextlib.suppress(SyntaxError):
+                profiles |= picked(code)
+    return profiles
+
+
+def picked(code: str) -> set[str]:
+    """The profiles for which some code has a size.
+
+    >>> sorted(picked("a = lesson.pick(smoke=1, gpu=[2]); take(cluster=3)"))
+    ['gpu', 'smoke']
+    """
+    profiles = set()
+    for node in ast.walk(ast.parse(code)):
+        if isinstance(node, ast.Call) and getattr(node.func, "attr", "") == "pick":
+            profiles |= {keyword.arg or "" for keyword in node.keywords}
+    return profiles
+
+
 def parameters(path: Path) -> list[str]:
     """The names that the cell tagged `parameters` gives a value; none where there is no such cell."""
     names: list[str] = []

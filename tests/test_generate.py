@@ -94,6 +94,28 @@ def test_tables_and_lists_begin_a_paragraph(two):
         assert re.search(r"\n\n- see\n- do", header(two, name))
 
 
+def test_a_large_profile_is_shown_only_with_a_size_or_a_record(two):
+    sizes = "a = lesson.pick(smoke=1, laptop=2, gpu=3)\nb = other(cluster=1)"
+    path = two.add("02_third.ipynb", ("", "header"), PARAMETERS, sizes)
+    assert generate.profiles_of(path) == ["smoke", "laptop", "gpu"]
+    first = two.root / "notebooks/00_first.ipynb"
+    assert generate.profiles_of(first) == ["smoke", "laptop"]
+    generate.sync()
+    assert "| gpu |" not in header(two, "00_first.ipynb")
+    (two.root / "results").mkdir()
+    cost = {"seconds": 9, "peak_bytes": 1, "disk_bytes": 0, "machine": "8 GPUs"}
+    record = {"notebooks": {"00": cost}}
+    artifacts.write_json(two.root / "results/cluster.json", record)
+    assert generate.profiles_of(first) == ["smoke", "laptop", "cluster"]
+    generate.sync()
+    assert "| cluster | 10 s |" in header(two, "00_first.ipynb")
+
+
+def test_code_that_does_not_parse_picks_nothing(two):
+    path = two.add("02_third.ipynb", "lesson.pick(smoke=1, gpu=2", PARAMETERS)
+    assert generate.profiles_of(path) == ["smoke", "laptop"]
+
+
 def test_recorded_runs_become_the_cost_card(two):
     (two.root / "results").mkdir()
     cost = {

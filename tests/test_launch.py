@@ -30,11 +30,15 @@ from stages import launch as launching
 from stages.launch import (
     free_port,
     launch,
+    launch_in_notebook,
     rank_device,
     require_world,
     start_method,
+    where_to_launch,
+    why_not_notebook_launcher,
 )
 from utils.errors import ROOT, CourseError
+from utils.machine import Card
 
 NOTEBOOKS = {"10": "10_many_processes.ipynb", "11": "11_sharding.ipynb"}
 SHARED = {
@@ -255,11 +259,36 @@ def test_a_kernel_that_made_an_accelerator_is_not_forked(monkeypatch):
     assert "GPU" in start_method().reason
 
 
-def test_a_launch_of_one_process_is_noticed(monkeypatch):
+@pytest.fixture
+def untouched_accelerate(monkeypatch) -> Iterator[None]:
+    """No Accelerator was made in this process: accelerate's launcher refuses where one was."""
+    from accelerate.state import AcceleratorState, PartialState
+
+    for state in (AcceleratorState, PartialState):
+        monkeypatch.setattr(state, "_shared_state", {})
+    yield
+
+
+def test_a_launch_of_one_process_is_noticed(monkeypatch, untouched_accelerate):
     monkeypatch.delenv("WORLD_SIZE", raising=False)
     with pytest.raises(CourseError, match="1 process"):
         require_world(2)
     monkeypatch.setenv("WORLD_SIZE", "2")
+    require_world(2)
+
+
+def test_processes_that_believe_they_are_alone_are_noticed(
+    monkeypatch, untouched_accelerate
+):
+    """What `torchrun` and a plain `Accelerator()` make of two processes without a GPU."""
+    from accelerate.state import PartialState
+
+    monkeypatch.setenv("WORLD_SIZE", "2")
+    monkeypatch.setitem(PartialState._shared_state, "num_processes", 1)
+    monkeypatch.setitem(PartialState._shared_state, "distributed_type", "NO")
+    with pytest.raises(CourseError, match="each believes it is alone"):
+        require_world(2)
+    PartialState._shared_state["num_processes"] = 2
     require_world(2)
 
 
@@ -290,6 +319,226 @@ def test_one_process_is_compared_with_two_on_the_same_kind_of_device(
     monkeypatch.setenv("LOCAL_WORLD_SIZE", str(world))
     monkeypatch.setattr(torch.cuda, "device_count", lambda: cards)
     assert str(rank_device(least)) == device
+
+
+# where a cell starts processes ---------------------------------------------------------------------
+
+
+@pytest.fixture
+def pretend(monkeypatch, untouched_accelerate) -> Iterator[Any]:
+    """Makes this process believe in other GPUs, in another driver, in Colab or in Kaggle."""
+    for name in list(os.environ):
+        if name.startswith("KAGGLE") or name in ("TPU_NAME", "PJRT_DEVICE"):
+            monkeypatch.delenv(name)
+    monkeypatch.setattr(torch.version, "hip", None)
+    monkeypatch.setattr(torch.cuda, "is_initialized", lambda: False)
+    monkeypatch.delitem(sys.modules, "bitsandbytes", raising=False)
+    monkeypatch.setattr(launching.sys, "platform", "linux")
+    launching.a_gpu_is_split.cache_clear()
+
+    def change(cards: int = 0, split: bool = False, shell: str = "", **more: str):
+        card = Card("H100", 0, 80 * 10**9, 9, split=split)
+        reason = more.pop("problem", "" if cards else "torch sees no GPU")
+        monkeypatch.setattr(torch.cuda, "device_count", lambda: cards)
+        monkeypatch.setattr(torch.cuda, "is_available", lambda: cards > 0)
+        monkeypatch.setattr(launching, "list_gpus", lambda: [card] * cards)
+        monkeypatch.setattr(launching, "why_no_cuda", lambda: reason)
+        ipython = SimpleNamespace(get_ipython=lambda: shell)
+        monkeypatch.setitem(sys.modules, "IPython", ipython)
+        for name, value in more.items():
+            monkeypatch.setenv(name, value)
+
+    yield change
+    launching.a_gpu_is_split.cache_clear()
+
+
+COLAB = "<google.colab._shell.Shell object at 0x7f>"
+
+
+@pytest.mark.parametrize(
+    "cards, wanted, processes, device",
+    [
+        (0, {}, 2, "cpu"),
+        (1, {}, 2, "cpu"),
+        (2, {}, 2, "cuda"),
+        (8, {}, 8, "cuda"),
+        (8, {"most": 2}, 2, "cuda"),
+        (8, {"most": 4}, 4, "cuda"),
+        (6, {"batch": 8}, 4, "cuda"),
+        (8, {"batch": 8}, 8, "cuda"),
+        (3, {"batch": 8}, 2, "cuda"),
+        (3, {"batch": 5}, 2, "cpu"),
+    ],
+)
+def test_a_cell_takes_the_gpus_that_are_there_else_two_processes_on_the_cpu(
+    pretend, cards, wanted, processes, device
+):
+    pretend(cards)
+    place = where_to_launch(**wanted)
+    assert (place.processes, place.device) == (processes, device)
+    assert place.launcher == "notebook_launcher"
+    assert ("CUDA_VISIBLE_DEVICES" in place.variables()) == (device == "cpu")
+
+
+def test_the_line_says_which_and_why(pretend):
+    pretend(0)
+    line = "2 processes on the CPU, by notebook_launcher (torch sees no GPU)"
+    assert str(where_to_launch()) == line
+    pretend(8)
+    end = (
+        "8 processes on a GPU each, by notebook_launcher (GPUs to be shared out: 8)"
+    )
+    assert str(where_to_launch()) == end
+
+
+def test_the_parts_of_a_split_gpu_are_not_shared_out(pretend, monkeypatch):
+    """The driver counts eight cards where a process can use one part of one."""
+    pretend(8, split=True)
+    place = where_to_launch()
+    assert (place.processes, place.device) == (2, "cpu")
+    assert "split" in place.reason
+    monkeypatch.setenv("LOCAL_WORLD_SIZE", "2")
+    monkeypatch.setenv("LOCAL_RANK", "1")
+    assert rank_device().type == "cpu"
+    monkeypatch.setenv("LOCAL_WORLD_SIZE", "1")
+    monkeypatch.setenv("LOCAL_RANK", "0")
+    assert rank_device().type == "cuda"
+
+
+def test_gpus_that_torch_cannot_use_are_not_shared_out(pretend):
+    pretend(2, problem="the driver is too old for CUDA 13.0")
+    place = where_to_launch()
+    assert (place.processes, place.device) == (2, "cpu")
+    assert place.reason == "the driver is too old for CUDA 13.0"
+
+
+# the GPUs, the surroundings, and whether accelerate's launcher starts several processes there
+SURROUNDINGS = {
+    "laptop": (0, {}, True),
+    "two GPUs": (2, {}, True),
+    "Colab, CPU": (0, {"shell": COLAB}, False),
+    "Colab, T4": (1, {"shell": COLAB}, False),
+    "Colab, two GPUs": (2, {"shell": COLAB}, True),
+    "Colab, TPU": (0, {"shell": COLAB, "PJRT_DEVICE": "TPU"}, False),
+    "Kaggle, CPU": (0, {"KAGGLE_KERNEL_RUN_TYPE": "Interactive"}, True),
+    "Kaggle, P100": (1, {"KAGGLE_KERNEL_RUN_TYPE": "Interactive"}, True),
+    "Kaggle, two T4": (2, {"KAGGLE_KERNEL_RUN_TYPE": "Interactive"}, True),
+    "Kaggle, TPU": (0, {"KAGGLE_URL_BASE": "x", "TPU_NAME": "local"}, False),
+    "Colab with a key of Kaggle": (0, {"shell": COLAB, "KAGGLE_KEY": "x"}, True),
+}
+
+
+@pytest.mark.parametrize("where", SURROUNDINGS)
+def test_what_accelerates_launcher_will_do_is_foreseen(pretend, monkeypatch, where):
+    """Its own code is asked, with only the start of processes and `nvidia-smi` replaced."""
+    from accelerate import launchers
+    from torch.distributed.launcher import api
+
+    cards, surroundings, several = SURROUNDINGS[where]
+    pretend(cards, **surroundings)
+    assert (why_not_notebook_launcher() == "") == several
+    assert (where_to_launch().launcher == "launch") != several
+
+    began = []
+
+    def elastic_launch(config: Any, entrypoint: Any) -> Any:
+        return lambda *arguments: began.append(config.nproc_per_node)
+
+    def spawn(*_: Any, **__: Any) -> None:
+        began.append("TPU")
+
+    xla = SimpleNamespace(spawn=spawn)
+    package = SimpleNamespace(xla_multiprocessing=xla)
+    monkeypatch.setitem(
+        sys.modules, "torch_xla", SimpleNamespace(distributed=package)
+    )
+    monkeypatch.setitem(sys.modules, "torch_xla.distributed", package)
+    name = "torch_xla.distributed.xla_multiprocessing"
+    monkeypatch.setitem(sys.modules, name, xla)
+    monkeypatch.setattr(launchers, "get_gpu_info", lambda: (["T4"] * cards, cards))
+    monkeypatch.setattr(api, "elastic_launch", elastic_launch)
+    launchers.notebook_launcher(lambda: began.append("kernel"), (), 2)
+    assert (began == [2]) == several, began
+
+
+@pytest.mark.parametrize("cards, device", [(0, "cpu"), (1, "cpu"), (2, "cuda")])
+def test_a_kernel_that_used_its_gpu_is_not_forked_but_its_gpus_are_used(
+    pretend, monkeypatch, cards, device
+):
+    pretend(cards)
+    monkeypatch.setattr(torch.cuda, "is_initialized", lambda: True)
+    place = where_to_launch()
+    assert (place.launcher, place.device) == ("launch", device)
+    assert "has used the GPU" in place.reason
+
+
+def test_where_bitsandbytes_is_imported_the_launcher_would_refuse(
+    pretend, monkeypatch
+):
+    from accelerate import notebook_launcher
+
+    pretend(0)
+    monkeypatch.setitem(sys.modules, "bitsandbytes", SimpleNamespace())
+    assert "bitsandbytes" in where_to_launch().reason
+    with pytest.raises(RuntimeError, match="bitsandbytes"):
+        notebook_launcher(print, (), 2)
+
+
+def test_a_launcher_that_starts_one_process_after_all_is_refused(pretend):
+    """The function does not run: nobody compares one process with itself."""
+    calls: list[int] = []
+    pretend(0, shell=COLAB)
+    place = where_to_launch()._replace(launcher="notebook_launcher")
+    before = os.environ.copy()
+    with pytest.raises(CourseError, match=r"1 process\(es\), not 2"):
+        launch_in_notebook(calls.append, 1, place=place)
+    assert calls == []
+    assert os.environ == before
+
+
+def leave_a_note(folder: str) -> None:
+    """Work with a plain `Accelerator()`, which must come to know the others, and write it down."""
+    from accelerate import Accelerator
+
+    accelerator = Accelerator()
+    total = accelerator.reduce(torch.ones(1, device=accelerator.device)).item()
+    note = f"{accelerator.num_processes} {accelerator.device.type} {total:g}"
+    Path(folder, os.environ["RANK"]).write_text(note)
+
+
+@slow
+@forks
+@pytest.mark.parametrize("launcher", ["notebook_launcher", "launch"])
+def test_both_launchers_start_two_processes_that_know_each_other(
+    untouched_accelerate, tmp_path, launcher, capsys
+):
+    place = where_to_launch(most=2)._replace(launcher=launcher)
+    handler = signal.getsignal(signal.SIGTERM)
+    before = os.environ.copy()
+    assert launch_in_notebook(leave_a_note, str(tmp_path), place=place) == place
+    assert capsys.readouterr().out.startswith(f"{place}\n")
+    notes = [path.read_text() for path in sorted(tmp_path.iterdir())]
+    assert notes == [f"2 {place.device} 2"] * 2
+    assert signal.getsignal(signal.SIGTERM) == handler
+    assert os.environ == before
+
+
+def believe_to_be_alone() -> None:
+    """An `Accelerator` that does not look for others, as in a launch that forgot to say so."""
+    from accelerate.state import PartialState
+
+    PartialState._shared_state["num_processes"] = 1
+    PartialState._shared_state["distributed_type"] = "NO"
+
+
+@slow
+@forks
+def test_processes_that_trained_alone_are_refused_after_the_launch(
+    untouched_accelerate,
+):
+    place = where_to_launch(most=2)._replace(launcher="launch")
+    with pytest.raises(CourseError, match="each believes it is alone"):
+        launch_in_notebook(believe_to_be_alone, place=place)
 
 
 # the cells of the lessons ------------------------------------------------------------------------
@@ -539,16 +788,6 @@ def hold(names: dict[str, dict[str, Any]], form: str, broken: bool = False) -> N
     own = dict(names[lesson])
     exec(source, own)
     own["same"](form, eval(call, own))
-
-
-@pytest.fixture
-def untouched_accelerate(monkeypatch) -> Iterator[None]:
-    """No Accelerator was made in this process: accelerate's launcher refuses where one was."""
-    from accelerate.state import AcceleratorState, PartialState
-
-    for state in (AcceleratorState, PartialState):
-        monkeypatch.setattr(state, "_shared_state", {})
-    yield
 
 
 @slow

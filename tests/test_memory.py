@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import gc
+import json
 import subprocess
 import sys
 from pathlib import Path
 from types import SimpleNamespace
+from typing import Any
 
 import nbformat
 import psutil
@@ -15,8 +17,11 @@ import torch
 from torch.utils.checkpoint import checkpoint
 
 from stages import memory
+from stages.memory import predict_memory
+from stages.tokens import split_rows
 from utils.errors import ROOT, CourseError
 from utils.machine import memory_of, private_memory_name
+from utils.profiles import GPU
 
 MB = 1_000_000
 linux = pytest.mark.skipif(
@@ -351,3 +356,69 @@ def test_saved_bytes_of_lesson_12_are_what_the_backward_pass_needs():
     assert saved_bytes(lambda: (x * x).sum(), [x]) == 0
     with torch.no_grad():
         assert saved_bytes(lambda: x.exp().sum()) == 0
+
+
+# the sizes of profile gpu ------------------------------------------------------------------------
+
+# A T4 has 15.8e9 bytes; CUDA, its libraries and gaps between blocks take their part.
+CARD = 14e9
+
+
+def cells_of(lesson: str, *wanted: str) -> str:
+    """The source of some cells of a lesson."""
+    (path,) = (ROOT / "notebooks").glob(f"{lesson}_*.ipynb")
+    cells = json.loads(path.read_text(encoding="utf-8"))["cells"]
+    sources = {cell["id"]: "".join(cell["source"]) for cell in cells}
+    return "\n\n".join(sources[name] for name in wanted)
+
+
+@pytest.mark.slow
+def test_the_ladder_of_lesson_12_fits_a_t4_in_float32():
+    text = cells_of("12", "data-rows")
+    line = next(line for line in text.splitlines() if line.startswith("size = "))
+    names: dict[str, Any] = {
+        "lesson": GPU,
+        "torch": torch,
+        "device": "cpu",
+        "SEED": 0,
+    }
+    exec(line, names)
+    width, layers, batch = names["size"]
+    names |= {"width": width, "layers": layers, "batch": batch}
+    names |= {"tokenizer": range(4096), "rows": torch.zeros(batch, 257)}
+    exec(cells_of("12", "rung", "build", "build-2", "step", "step-2"), names)
+    exec(cells_of("12", "session"), names)
+    peak = predict_memory(lambda: names["fake_session"](names["Rung"]())).peak
+    assert CARD / 3 < peak < CARD
+
+
+@pytest.mark.slow
+def test_the_main_run_of_lesson_09_fits_a_t4_in_float32():
+    from stages.recipe import Recipe, build_model, make_optimizers
+
+    modern = Recipe.load(ROOT / "launch/recipes/modern.toml")
+    names: dict[str, Any] = {"lesson": GPU, "modern": modern, "scratch": Path("x")}
+    names |= {"PROMPTS": ["a"], "SEED": 0, "NARROW": {}}
+    exec(cells_of("09", "main-recipe-2"), names)
+    main = names["main"]
+
+    class Words(SimpleNamespace):
+        def __len__(self) -> int:
+            return 4096
+
+    tokenizer = Words(bos_token_id=0, eos_token_id=0, pad_token_id=0)
+    counted = []
+
+    def two_steps() -> None:
+        model = build_model(main, tokenizer)
+        counted.append(sum(weight.numel() for weight in model.parameters()))
+        optimizers = make_optimizers(model, main)
+        for _ in range(2):
+            rows = torch.zeros(main.micro, 257, dtype=torch.long)
+            model(**split_rows(rows), use_cache=False).loss.backward()
+            for optimizer in optimizers:
+                optimizer.step()
+                optimizer.zero_grad()
+
+    assert predict_memory(two_steps).peak < CARD
+    assert counted[0] > 5 * 5_000_000, "several times the model of the laptop"

@@ -19,7 +19,7 @@ from packaging.requirements import Requirement
 from packaging.specifiers import SpecifierSet
 from packaging.utils import canonicalize_name
 
-from course.notebooks import code_cells
+from course.notebooks import code_cells, select, sizes
 from utils import assets
 from utils.profiles import PROFILES
 
@@ -301,6 +301,20 @@ def test_readme_shows_the_profiles_as_they_are(profile: Any) -> None:
         f"| {profile.notebook_seconds:,} s |"
     )
     assert row in read("README.md")
+
+
+def test_readme_names_the_lessons_that_a_large_profile_changes() -> None:
+    section = read("README.md").split("## Profiles")[1].split("\n## ")[0]
+    larger = [path for path in select() if "gpu" in sizes(path)]
+    numbers = " and ".join(path.name[:2] for path in larger)
+    assert f"`gpu` changes the sizes of lessons {numbers}," in section
+    assert "`cluster` changes no\nsize" in section
+    assert [path for path in select() if "cluster" in sizes(path)] == []
+    expected = {path.stem for path in (ROOT / "expected").glob("*.toml")}
+    assert "Neither has been recorded" in section and expected == {
+        "smoke",
+        "laptop",
+    }
 
 
 def test_readme_says_what_the_assets_cost() -> None:

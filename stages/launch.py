@@ -360,14 +360,18 @@ def where_to_launch(batch: int = 0, most: int = 0) -> Place:
 
 
 @contextlib.contextmanager
-def unchanged_signals() -> Iterator[None]:
-    """Put back the handlers of signals: accelerate's launcher leaves its own in the kernel."""
+def unchanged_kernel() -> Iterator[None]:
+    """Put back the environment and the handlers of signals, of which accelerate's launcher leaves its own."""
     names = ("SIGTERM", "SIGINT", "SIGHUP", "SIGQUIT")
     kinds = [getattr(signal, name) for name in names if hasattr(signal, name)]
     handlers = {kind: signal.getsignal(kind) for kind in kinds}
+    environment = os.environ.copy()
     try:
         yield
     finally:
+        for name in os.environ.keys() - environment.keys():
+            del os.environ[name]
+        os.environ |= environment
         for kind, handler in handlers.items():
             signal.signal(kind, handler)
 
@@ -393,7 +397,6 @@ def launch_in_notebook(
     `notebook_launcher` starts them. Where it would not, `launch` spawns as many.
     """
     from accelerate import notebook_launcher
-    from accelerate.utils import patch_environment
 
     place = place or where_to_launch()
     print(place)
@@ -401,7 +404,8 @@ def launch_in_notebook(
     variables = {"OMP_NUM_THREADS": "1", **place.variables()}
     # A kernel whose CUDA began without a GPU would never see one again: only a child hides it.
     variables.pop("CUDA_VISIBLE_DEVICES", None)
-    with patch_environment(**variables), unchanged_signals():
+    with unchanged_kernel():
+        os.environ |= variables
         if place.launcher == "launch":
             numbers: Any = {"world": place.processes, "seconds": seconds}
             launch(work_in_place, *work, start="spawn", **numbers)

@@ -401,12 +401,12 @@ def launch_in_notebook(
     place = place or where_to_launch()
     print(place)
     work = (place, function, arguments)
-    variables = {"OMP_NUM_THREADS": "1", **place.variables()}
-    # A kernel whose CUDA began without a GPU would never see one again: only a child hides it.
-    variables.pop("CUDA_VISIBLE_DEVICES", None)
     with unchanged_kernel():
-        os.environ |= variables
+        os.environ["OMP_NUM_THREADS"] = "1"
         if place.launcher == "launch":
+            # Fresh processes are born with the variables. A fork of this kernel sets them itself:
+            # a kernel whose CUDA began while they hid the GPUs would never see one again.
+            os.environ |= place.variables()
             numbers: Any = {"world": place.processes, "seconds": seconds}
             launch(work_in_place, *work, start="spawn", **numbers)
         else:

@@ -10,6 +10,7 @@ import ast
 import json
 import math
 import os
+import re
 import signal
 import subprocess
 import sys
@@ -649,6 +650,31 @@ def test_no_cell_that_measures_reads_the_clock_of_the_cpu_alone(lesson, name):
     source = cell(lesson, name)
     assert "perf_counter" not in source
     assert any(call in source for call in ("now()", "mark()", "meet()"))
+
+
+# One shows how the launcher refuses, one that it calls the function of a single process in the kernel.
+ON_PURPOSE = {"guard-part0", "trainer-run"}
+
+
+@pytest.mark.parametrize(
+    "path", sorted((ROOT / "notebooks").glob("[0-9]*.ipynb")), ids=lambda p: p.name
+)
+def test_every_cell_that_starts_processes_asks_where(path):
+    for one in nbformat.read(path, as_version=4).cells:
+        generated = "bootstrap" in one.metadata.get("tags", [])
+        if one.cell_type == "code" and not generated:
+            assert "google.colab" not in one.source
+            if re.search(r"\bnotebook_launcher\(", one.source):
+                assert "place." in one.source or one.id in ON_PURPOSE
+            if re.search(r"\blaunch_in_notebook\(", one.source):
+                assert "place=place" in one.source
+
+
+@pytest.mark.parametrize("lesson", NOTEBOOKS)
+def test_the_single_process_is_launched_like_its_rivals(lesson):
+    """In the kernel it would compute on the CPU where the others take GPUs."""
+    source = cell(lesson, "train") + cell(lesson, "train-alone")
+    assert "alone = launch(train_alone, world=1)[0]" in source
 
 
 @pytest.mark.parametrize("lesson", NOTEBOOKS)

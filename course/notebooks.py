@@ -141,8 +141,13 @@ def picked(code: str) -> set[str]:
     """
     profiles = set()
     for node in ast.walk(ast.parse(code)):
-        if isinstance(node, ast.Call) and getattr(node.func, "attr", "") == "pick":
-            profiles |= {keyword.arg or "" for keyword in node.keywords}
+        if not isinstance(node, ast.Call):
+            continue
+        name = getattr(node.func, "attr", "")
+        if name != "pick":
+            continue
+        for keyword in node.keywords:
+            profiles.add(keyword.arg or "")
     return profiles
 
 

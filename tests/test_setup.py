@@ -308,10 +308,10 @@ def test_readme_names_the_lessons_that_a_large_profile_changes() -> None:
     larger = [path for path in select() if "gpu" in sizes(path)]
     numbers = " and ".join(path.name[:2] for path in larger)
     assert f"`gpu` changes the sizes of lessons {numbers}," in section
-    assert "`cluster` changes no\nsize" in section
+    assert "`cluster` takes the\nsame sizes" in section
     assert [path for path in select() if "cluster" in sizes(path)] == []
     expected = {path.stem for path in (ROOT / "expected").glob("*.toml")}
-    assert "Neither has been recorded" in section and expected == {
+    assert "Neither profile has been recorded" in section and expected == {
         "smoke",
         "laptop",
     }

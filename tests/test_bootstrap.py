@@ -92,6 +92,14 @@ def test_elsewhere_nothing_is_fetched_and_the_kernel_is_named(published, tmp_pat
     assert list(tmp_path.iterdir()) == []
 
 
+def test_a_lesson_that_another_one_runs_fetches_nothing_again(published, tmp_path):
+    places = {"COLAB_RELEASE_TAG": "1", "COURSE_RUN": "1"}
+    before = f"import sys\nsys.path.insert(0, {str(published)!r})\n"
+    done = run_cell(published, tmp_path, before, **places)
+    assert f"utils from {published / 'utils'}" in done.stdout, done.stderr
+    assert list(tmp_path.iterdir()) == []
+
+
 def test_without_a_network_kaggles_switch_is_named(tmp_path):
     done = run_cell(tmp_path / "nowhere", tmp_path, KAGGLE_KERNEL_RUN_TYPE="1")
     last = done.stderr.strip().splitlines()[-1]

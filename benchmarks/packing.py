@@ -137,7 +137,7 @@ def read_all(folder: str, way: str) -> int:
     from stages.tokens import Loader, Split
 
     torch.set_num_threads(1)
-    header, facts = json.loads(Path(folder, "split.json").read_text())
+    header, facts = json.loads(Path(folder, "split.json").read_text("utf-8"))
     if way == "loaded":
         shards = [
             np.fromfile(Path(folder, name), "<u2") for name in facts["shards"]

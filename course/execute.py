@@ -95,7 +95,7 @@ def end_with_parent(runtime: str) -> None:
 
 
 def memory_of(processes: list[psutil.Process]) -> int:
-    """Bytes held by processes; shared pages count once where Linux can say."""
+    """Bytes held by those processes that can be read; shared pages count once where Linux can say."""
     total = 0
     for process in processes:
         with contextlib.suppress(psutil.Error, OSError):
@@ -113,7 +113,9 @@ def watch_memory(result: Result) -> None:
     while True:
         start = time.monotonic()
         held = memory_of(below())
-        result.peak_bytes = max(result.peak_bytes, held)
+        # Where nothing can be read, nothing is said, rather than 0.
+        if held:
+            result.peak_bytes = max(result.peak_bytes or 0, held)
         # The system walks every page held for this: a fiftieth of a core at most.
         took = time.monotonic() - start
         pause = 50 * took if held else 0

@@ -74,11 +74,11 @@ def run_fresh(function: Callable, *arguments: Any) -> FreshRun:
         log = Path(scratch, "log.txt")
         given = [json.dumps(sys.path), json.dumps(arguments), str(answer)]
         command = [sys.executable, "-c", program, *given]
-        with log.open("w") as file:
+        with log.open("wb") as file:
             child = subprocess.Popen(command, stdout=file, stderr=file)
             readings = watch(child)
         if child.returncode:
-            last = log.read_text(errors="replace").strip().split("\n")[-1]
+            last = log.read_text("utf-8", "replace").strip().split("\n")[-1]
             problem = f"{function.__name__} failed in its own process: {last}"
             place = f"exit status {child.returncode}"
             raise CourseError(problem, place, "run it here to see all of it")

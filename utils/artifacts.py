@@ -221,7 +221,7 @@ def write_json(path: Path, value: Any) -> None:
     """Write JSON aside, bring it to the disk, and rename it over the old file."""
     name = f".{path.name}.{os.getpid()}.part"
     aside = path.with_name(name)
-    with aside.open("w", encoding="utf-8") as file:
+    with aside.open("w", encoding="utf-8", newline="\n") as file:
         json.dump(value, file, indent=1)
         file.write("\n")
         file.flush()

@@ -7,6 +7,7 @@ and the address in `pyproject.toml`, so that one `sync` after a change brings al
 from __future__ import annotations
 
 import math
+import re
 from itertools import pairwise
 from pathlib import Path
 from typing import Any

@@ -168,9 +168,8 @@ def test_a_fork_changes_one_line(tmp_path):
 
 
 def test_a_longer_name_is_another_address(monkeypatch):
-    monkeypatch.setattr(
-        generate, "repository", lambda: "https://github.com/me/mine"
-    )
+    today = {"repository": "https://github.com/me/mine"}
+    monkeypatch.setattr(generate, "project", lambda: today)
     text = (
         "github.com/a/course, github.com/a/course-notes, github.com/a/course/issues"
     )

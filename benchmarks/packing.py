@@ -42,7 +42,7 @@ def write_stream(folder: Path, tokens: int) -> Split:
         left -= count
     header = {"dtype": "<u2", "block": BLOCK, "shard_blocks": SHARD}
     facts = {"tokens": tokens, "documents": 1, "bytes": 4 * tokens, "shards": names}
-    (folder / "split.json").write_text(json.dumps([header, facts]))
+    (folder / "split.json").write_text(json.dumps([header, facts]), "utf-8")
     return Split(folder, "train", header, tokens, 1, 4 * tokens, names)
 
 

@@ -175,7 +175,7 @@ def make_kernel(runtime: str) -> Any:
 
     manager = AsyncKernelManager()
     manager.kernel_spec_manager = KernelSpecManager(kernel_dirs=[])
-    if os.name == "posix" and len(runtime) < LONGEST_SOCKET_FOLDER:
+    if sys.platform != "win32" and len(runtime) < LONGEST_SOCKET_FOLDER:
         # Local sockets: two lessons that start at once cannot choose the same port.
         manager.transport = "ipc"
         manager.ip = os.path.join(runtime, "kernel")

@@ -54,20 +54,27 @@ def problems_of(text: str) -> list[str]:
         if not re.fullmatch(r"[\w/-]+@[0-9a-f]{40}  # v[\d.]+", used):
             problems.append(f"not pinned: {used}")
     for name, job in workflow["jobs"].items():
-        script = script_of(job)
-        if not job.get("timeout-minutes"):
-            problems.append(f"{name} may hang")
-        if re.search(STRANGERS, script):
-            problems.append(f"{name} gives a stranger's words to a shell")
-        ours = re.sub(r"#.*", "", script)
-        if writes(job) and re.search(r"\b(pip|python|npm|make \w+)\b", ours):
-            problems.append(f"{name} runs packages where it may write")
-        if writes(job) and any("uses" in step for step in job["steps"]):
-            problems.append(f"{name} runs an action where it may write")
-        for step in job["steps"]:
-            keeps = step.get("with", {}).get("persist-credentials", True)
-            if step.get("uses", "").startswith("actions/checkout@") and keeps:
-                problems.append(f"{name} leaves its token in the checkout")
+        problems += problems_of_job(name, job)
+    return problems
+
+
+def problems_of_job(name: str, job: dict[str, Any]) -> list[str]:
+    """What is wrong with a job of a workflow."""
+    problems = []
+    script = script_of(job)
+    if not job.get("timeout-minutes"):
+        problems.append(f"{name} may hang")
+    if re.search(STRANGERS, script):
+        problems.append(f"{name} gives a stranger's words to a shell")
+    ours = re.sub(r"#.*", "", script)
+    if writes(job) and re.search(r"\b(pip|python|npm|make \w+)\b", ours):
+        problems.append(f"{name} runs packages where it may write")
+    if writes(job) and any("uses" in step for step in job["steps"]):
+        problems.append(f"{name} runs an action where it may write")
+    for step in job["steps"]:
+        keeps = step.get("with", {}).get("persist-credentials", True)
+        if step.get("uses", "").startswith("actions/checkout@") and keeps:
+            problems.append(f"{name} leaves its token in the checkout")
     return problems
 
 

@@ -235,7 +235,9 @@ def execute(path: Path, profile: Profile, result: Result, runtime: str) -> None:
         result.error = f"the kernel died (out of memory?): {words}"
     result.seconds = round(time.monotonic() - start, 2)
     # A cell is given whole seconds, so the last one may be cut a little early.
-    early = 2 if result.error else 0
+    early = 0
+    if result.error:
+        early = 2
     if result.seconds > limit - early:
         result.error = (
             f"the notebook ran past the {limit} s of profile {profile.name}"

@@ -166,10 +166,15 @@ def addresses(repository: str) -> list[str]:
     >>> addresses("https://github.com/me/course")[1:]
     ['codespaces.new/me/course', 'me.github.io/course']
     """
-    owner, name = repository.rstrip("/").split("/")[-2:]
-    code = f"github.com/{owner}/{name}"
-    space = f"codespaces.new/{owner}/{name}"
-    return [code, space, f"{owner}.github.io/{name}"]
+    parts = repository.rstrip("/").split("/")
+    owner = parts[-2]
+    name = parts[-1]
+    together = f"{owner}/{name}"
+    return [
+        "github.com/" + together,
+        "codespaces.new/" + together,
+        f"{owner}.github.io/{name}",
+    ]
 
 
 def change_address(write_it: bool = True) -> list[Path]:
@@ -203,9 +208,10 @@ def addressed() -> list[Path]:
 def replace_address(text: str, old: str) -> str:
     """A text in which every address of a repository is today's; a longer name is another one."""
     today = project()["repository"]
-    pairs = zip(addresses(old), addresses(today))
-    for before, after in pairs:
-        whole = re.escape(before) + r"(?![\w-])"
+    news = addresses(today)
+    for before, after in zip(addresses(old), news):
+        whole = re.escape(before)
+        whole += r"(?![\w-])"
         text = re.sub(whole, after, text)
     return text
 

@@ -14,8 +14,9 @@ from collections.abc import Callable, Iterable, Iterator
 from typing import Any
 
 import benchmarks
-from benchmarks.timing import Row, commit
+from benchmarks.timing import Row
 from utils.artifacts import write_json
+from utils.checkout import commit
 from utils.errors import CourseError, build_folder
 from utils.machine import machine_facts
 

@@ -69,7 +69,9 @@ def packages_within(most: int) -> list[sources.Tree]:
 def probe(most: int) -> Row:
     """Build a corpus in its own process: bytes read, seconds, and the peak of private memory."""
     command = [sys.executable, "-c", PROBE, str(most)]
-    done = subprocess.run(command, capture_output=True, text=True, check=True)
+    done = subprocess.run(
+        command, capture_output=True, encoding="utf-8", check=True
+    )
     return json.loads(done.stdout.splitlines()[-1])
 
 

@@ -42,7 +42,7 @@ def write_stream(folder: Path, tokens: int) -> Split:
         left -= count
     header = {"dtype": "<u2", "block": BLOCK, "shard_blocks": SHARD}
     facts = {"tokens": tokens, "documents": 1, "bytes": 4 * tokens, "shards": names}
-    (folder / "split.json").write_text(json.dumps([header, facts]))
+    (folder / "split.json").write_text(json.dumps([header, facts]), "utf-8")
     return Split(folder, "train", header, tokens, 1, 4 * tokens, names)
 
 
@@ -137,7 +137,7 @@ def read_all(folder: str, way: str) -> int:
     from stages.tokens import Loader, Split
 
     torch.set_num_threads(1)
-    header, facts = json.loads(Path(folder, "split.json").read_text())
+    header, facts = json.loads(Path(folder, "split.json").read_text("utf-8"))
     if way == "loaded":
         shards = [
             np.fromfile(Path(folder, name), "<u2") for name in facts["shards"]

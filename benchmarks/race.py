@@ -28,7 +28,7 @@ from torch import nn
 from transformers import AutoTokenizer
 
 from benchmarks.pretraining import BOARD, load
-from benchmarks.timing import artifact, commit
+from benchmarks.timing import artifact
 from stages import evaluation
 from stages import tokenizer as tokenizers
 from stages import tokens as token_store
@@ -36,7 +36,8 @@ from stages.corpus import read_texts
 from stages.recipe import Recipe, build_model, make_optimizers, share_of_rate
 from stages.tokens import Loader, open_store, split_rows
 from utils import artifacts
-from utils.errors import build_folder
+from utils.checkout import clean_commit, commit
+from utils.errors import CourseError, build_folder
 from utils.machine import machine_facts
 
 WINDOWS, WARM, MEASURED = 768, 8, 20
@@ -339,6 +340,11 @@ def record(folder: Path, results: Path = BOARD.parent) -> Path:
 
 if __name__ == "__main__":
     os.environ.update(OMP_NUM_THREADS="1", TORCHINDUCTOR_COMPILE_THREADS="1")
+    try:
+        # Before the work, because its record may be of a commit only.
+        clean_commit()
+    except CourseError as error:
+        sys.exit(str(error))
     if sys.argv[1] == "record":
         print(record(Path(sys.argv[2])))
     else:

@@ -98,12 +98,3 @@ def artifact(name: str, profile: str = "smoke") -> Path:
         fix = f"make run ONLY={lessons} PROFILE={profile}"
         raise CourseError(f"the artifact {name!r} could not be made", folder, fix)
     return folder
-
-
-def commit() -> str:
-    """The commit of this checkout, with a mark if it was changed since."""
-    command = ["git", "describe", "--always", "--dirty", "--abbrev=10"]
-    answer = subprocess.run(
-        command, cwd=ROOT, capture_output=True, text=True, check=False
-    )
-    return answer.stdout.strip() or "unknown"

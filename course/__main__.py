@@ -13,6 +13,7 @@ from typing import Any
 from course.notebooks import edited, parameters, select
 from utils.errors import ROOT, CourseError, build_folder, short_path
 from utils.profiles import Profile, choose_profile
+from utils.show import tolerate_narrow_consoles
 
 HELP = """what to do:
   fetch    fetch the weights and data that lessons take: those named, or all
@@ -197,6 +198,7 @@ ACTIONS |= {"elsewhere": elsewhere, "publish": publish}
 
 def main(arguments: list[str] | None = None) -> int:
     """Do one thing; 0: all is well, 1: something is off, 2: not done at all, 130: interrupted."""
+    tolerate_narrow_consoles()
     options = parse(arguments)
     try:
         if options.action == "fetch":

@@ -95,7 +95,7 @@ def end_with_parent(runtime: str) -> None:
 
 
 def memory_of(processes: list[psutil.Process]) -> int:
-    """Bytes held by processes; shared pages count once where Linux can say."""
+    """Bytes held by those processes that can be read; shared pages count once where Linux can say."""
     total = 0
     for process in processes:
         with contextlib.suppress(psutil.Error, OSError):
@@ -113,7 +113,9 @@ def watch_memory(result: Result) -> None:
     while True:
         start = time.monotonic()
         held = memory_of(below())
-        result.peak_bytes = max(result.peak_bytes, held)
+        # Where nothing can be read, nothing is said, rather than 0.
+        if held:
+            result.peak_bytes = max(result.peak_bytes or 0, held)
         # The system walks every page held for this: a fiftieth of a core at most.
         took = time.monotonic() - start
         pause = 50 * took if held else 0
@@ -173,7 +175,7 @@ def make_kernel(runtime: str) -> Any:
 
     manager = AsyncKernelManager()
     manager.kernel_spec_manager = KernelSpecManager(kernel_dirs=[])
-    if os.name == "posix" and len(runtime) < LONGEST_SOCKET_FOLDER:
+    if sys.platform != "win32" and len(runtime) < LONGEST_SOCKET_FOLDER:
         # Local sockets: two lessons that start at once cannot choose the same port.
         manager.transport = "ipc"
         manager.ip = os.path.join(runtime, "kernel")
@@ -233,7 +235,9 @@ def execute(path: Path, profile: Profile, result: Result, runtime: str) -> None:
         result.error = f"the kernel died (out of memory?): {words}"
     result.seconds = round(time.monotonic() - start, 2)
     # A cell is given whole seconds, so the last one may be cut a little early.
-    early = 2 if result.error else 0
+    early = 0
+    if result.error:
+        early = 2
     if result.seconds > limit - early:
         result.error = (
             f"the notebook ran past the {limit} s of profile {profile.name}"

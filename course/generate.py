@@ -1,12 +1,13 @@
-"""Writes what is generated: headers, set-up cells, footers, the README's table.
+"""Writes what is generated: headers, set-up cells, footers, the README's table, the address.
 
-Everything comes from the notebook's own metadata, its own calls, and the recorded runs in
-`results/`, so that one `sync` after a change brings all of it up to date.
+Everything comes from the notebook's own metadata, its own calls, the recorded runs in `results/`,
+and the address in `pyproject.toml`, so that one `sync` after a change brings all of it up to date.
 """
 
 from __future__ import annotations
 
 import math
+import re
 from itertools import pairwise
 from pathlib import Path
 from typing import Any
@@ -41,6 +42,11 @@ TEMPLATES = jinja2.Environment(
 Facts = dict[str, Any]
 # The tags of the cells that are written here.
 GENERATED = {"header", "bootstrap", "footer"}
+# Where people write the address; in generated cells it comes from the templates.
+ADDRESSED = ["README.md", "*.yml", "docs/*.md", ".devcontainer/*.json"]
+ADDRESSED += [".github/**/*.yml", ".github/**/*.md", "launch/**/*.md"]
+# Written last: what it says is what all the others say.
+CITATION = "CITATION.cff"
 
 
 def cost_of(number: str, profile: str) -> Facts:
@@ -162,8 +168,67 @@ def sync(write_it: bool = True) -> list[Path]:
     if filled != text:
         changed.append(readme)
         if write_it:
-            readme.write_text(filled, encoding="utf-8")
+            readme.write_text(filled, encoding="utf-8", newline="\n")
+    for path in change_address(write_it):
+        if path not in changed:
+            changed.append(path)
     return changed
+
+
+def addresses(repository: str) -> list[str]:
+    """What leads to a repository: itself, its codespace, and its pages.
+
+    >>> addresses("https://github.com/me/course")[1:]
+    ['codespaces.new/me/course', 'me.github.io/course']
+    """
+    parts = repository.rstrip("/").split("/")
+    owner = parts[-2]
+    name = parts[-1]
+    together = f"{owner}/{name}"
+    return [
+        "github.com/" + together,
+        "codespaces.new/" + together,
+        f"{owner}.github.io/{name}",
+    ]
+
+
+def change_address(write_it: bool = True) -> list[Path]:
+    """Replace the address that the citation names by that of pyproject.toml; the files that hold it."""
+    citation = ROOT / CITATION
+    if not citation.exists():
+        return []
+    text = citation.read_text(encoding="utf-8")
+    old = re.search(r"(?m)^repository-code: \"(.+)\"$", text)
+    if not old or old[1] == project()["repository"]:
+        return []
+    changed = []
+    for path in [*addressed(), citation]:
+        text = path.read_text(encoding="utf-8")
+        filled = replace_address(text, old[1])
+        if filled != text:
+            changed.append(path)
+            if write_it:
+                path.write_text(filled, encoding="utf-8", newline="\n")
+    return changed
+
+
+def addressed() -> list[Path]:
+    """The files in which the address stands by hand."""
+    paths = []
+    for pattern in ADDRESSED:
+        paths += sorted(ROOT.glob(pattern))
+    return paths
+
+
+def replace_address(text: str, old: str) -> str:
+    """A text in which every address of a repository is today's; a longer name is another one."""
+    today = project()["repository"]
+    news = addresses(today)
+    for before, after in zip(addresses(old), news):
+        whole = re.escape(before)
+        whole += r"(?![\w-])"
+        text = re.sub(whole, after, text)
+    return text
 
 
 def fill(notebook: Notebook, facts: Facts) -> bool:

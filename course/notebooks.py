@@ -63,7 +63,7 @@ def readable(paths: list[Path]) -> list[Path]:
 def write(path: Path, notebook: Notebook) -> None:
     """Write a notebook as Jupyter does, the order of its keys as it was."""
     text = json.dumps(notebook, indent=1, ensure_ascii=False)
-    path.write_text(text + "\n", encoding="utf-8")
+    path.write_text(text + "\n", encoding="utf-8", newline="\n")
 
 
 def cells(notebook: Notebook, kind: str) -> list[Cell]:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import functools
 import os
-import subprocess
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -15,12 +14,20 @@ from course import verdicts
 from course.fetch import taken_by
 from course.generate import TEMPLATES, title_of
 from course.notebooks import calls, cells, read, write
-from course.results import Result, page_of, recorded, results_of, run_folder
+from course.results import (
+    Result,
+    fingerprint,
+    page_of,
+    recorded,
+    results_of,
+    run_folder,
+)
 from utils import artifacts
+from utils.checkout import clean_commit, commit
 from utils.errors import ROOT, CourseError, build_folder
 from utils.machine import machine_facts
 from utils.profiles import Profile
-from utils.show import format_figure
+from utils.show import format_figure, format_memory
 
 Output = dict[str, Any]
 # Nothing is fetched and nothing runs in a page: a formula stays as it was written.
@@ -42,14 +49,6 @@ def keep_address(tag: str, attribute: str, value: str) -> str | None:
     """A picture may hold its own bytes; a link that did could be a page, with a program in it."""
     inside = value.strip().lower().startswith("data:")
     return None if inside and tag != "img" else value
-
-
-def commit() -> str:
-    """The commit of the checkout, with a mark if it was changed since."""
-    command = ["git", "describe", "--always", "--dirty", "--abbrev=10"]
-    described = subprocess.run(command, cwd=ROOT, capture_output=True, text=True)
-    words = described.stdout.strip()
-    return words or "unknown"
 
 
 def export(executed: Path, page: Path) -> None:
@@ -74,6 +73,7 @@ def section(result: Result, profile: Profile) -> dict[str, Any]:
     source = ROOT / "notebooks" / f"{result.name}.ipynb"
     page = page_of(result.name, profile)
     facts: dict[str, Any] = {**vars(result), "title": result.name}
+    facts["memory"] = format_memory(result.peak_bytes)
     facts |= {"figures": [], "exercises": [], "problems": []}
     facts["page"] = f"{profile.name}/{page.name}" if page.exists() else ""
     try:
@@ -100,9 +100,13 @@ def write_index(profile: Profile) -> Path:
     """Write the first page of the report of the last run at a profile; its path."""
     folder = build_folder() / "report"
     results = results_of(profile)
+    peaks = [0]
+    for result in results:
+        peaks.append(result.peak_bytes or 0)
     page = TEMPLATES.get_template("report.j2").render(
         sections=[section(result, profile) for result in results],
         profile=profile,
+        peak=format_memory(max(peaks)),
         parameters=results[0].parameters if results else {},
         figure=lambda value: "–" if value is None else format_figure(value),
         **setting(),
@@ -111,12 +115,13 @@ def write_index(profile: Profile) -> Path:
         folder.mkdir(parents=True, exist_ok=True)
         aside = folder / f".index.{os.getpid()}.part"
         aside.write_text(page, encoding="utf-8")
-        os.replace(aside, folder / "index.html")
+        artifacts.move(aside, folder / "index.html")
     return folder / "index.html"
 
 
 def keep(profile: Profile, paths: list[Path]) -> list[str]:
     """Make passed lessons the record: costs into `results/`, at laptop outputs into notebooks."""
+    made_from = clean_commit()
     results = {result.name: result for result in results_of(profile)}
     record = recorded(profile.name)
     facts = machine_facts()
@@ -128,13 +133,14 @@ def keep(profile: Profile, paths: list[Path]) -> list[str]:
         result, number = results.get(path.stem), path.name[:2]
         if result is None or result.status != "passed":
             continue
+        refuse_to_keep(path, result)
         kept.append(path.name)
         record[number] = {
             "seconds": result.seconds,
             "peak_bytes": result.peak_bytes,
             "disk_bytes": disk_of(path, profile),
             "machine": machine,
-            "commit": commit(),
+            "commit": made_from,
             "command": f"make run PROFILE={profile.name} ONLY={number}",
             "facts": facts,
         }
@@ -147,6 +153,19 @@ def keep(profile: Profile, paths: list[Path]) -> list[str]:
     target.parent.mkdir(exist_ok=True)
     artifacts.write_json(target, {"notebooks": dict(sorted(record.items()))})
     return kept
+
+
+def refuse_to_keep(path: Path, result: Result) -> None:
+    """An error where a run says nothing of this commit, or of what the lesson costs."""
+    mark = fingerprint(path, result.parameters)
+    if not result.peak_bytes:
+        what = "the memory of this lesson could not be measured"
+        way = "record it on a machine that tells, as Linux does"
+        raise CourseError(what, path, way)
+    if result.fingerprint != mark:
+        what = "this lesson, or what it uses, has changed since it ran"
+        way = "run it again, then keep it"
+        raise CourseError(what, path, way)
 
 
 def disk_of(path: Path, profile: Profile) -> int:

@@ -28,7 +28,7 @@ class Result:
     name: str
     status: str = "interrupted"
     seconds: float = 0.0
-    peak_bytes: int = 0
+    peak_bytes: int | None = None  # where the system tells it
     cell: int = 0
     cells: int = 0
     error: str = ""

@@ -21,10 +21,14 @@ from course.results import Result, run_folder
 from utils.artifacts import plain_disk_errors, read_manifest
 from utils.errors import CourseError
 from utils.profiles import Profile
-from utils.show import format_bytes
+from utils.show import format_memory
 
 # What a lesson costs before anybody has recorded it.
 UNKNOWN = {"seconds": 60, "peak_bytes": 2_000_000_000}
+# Ctrl-C is for the runner, which then ends its lessons in order.
+APART: dict[str, Any] = {"start_new_session": True}
+if sys.platform == "win32":
+    APART = {"creationflags": subprocess.CREATE_NEW_PROCESS_GROUP}
 MARKS = {"passed": "✔", "failed": "✘", "blocked": "–"}
 
 
@@ -206,7 +210,7 @@ class Run:
                 stdin=subprocess.PIPE,
                 stdout=log,
                 stderr=log,
-                start_new_session=True,
+                **APART,
             )
         self.running[result.name] = child
         print(f"· {result.name} begins", flush=True)
@@ -237,7 +241,8 @@ class Run:
         if not result.reused:
             results.write_result(result, self.profile)
         cells = f"cell {result.cell:3} of {result.cells:<3}"
-        cost = f"{result.seconds:6.1f} s {format_bytes(result.peak_bytes):>8}"
+        memory = format_memory(result.peak_bytes)
+        cost = f"{result.seconds:6.1f} s {memory:>8}"
         note = result.error if result.status == "blocked" else ""
         note = "done before" if result.reused else note
         line = f"{MARKS[result.status]} {result.name:40} {cells} {cost}  {note}"

@@ -124,7 +124,7 @@ def write_stack_after(seconds: float, path: Path) -> None:
         frame = sys._current_frames()[threading.main_thread().ident or 0]
         calls = traceback.walk_stack(frame)
         names = [f"{inner.f_code.co_name}:{line}" for inner, line in calls]
-        path.write_text(" < ".join(names[:4]))
+        path.write_text(" < ".join(names[:4]), encoding="utf-8")
 
     timer = threading.Timer(seconds, write)
     timer.daemon = True
@@ -139,13 +139,18 @@ def exit_with_parent() -> None:
         os._exit(1)
 
 
+def open_lines(path: Path) -> Any:
+    """A file for text that is written a line at a time."""
+    return path.open("w", encoding="utf-8", buffering=1)
+
+
 def become_rank(rank: int, folder: Path, world: int) -> None:
     """Give a child its place, its files, one thread, and an end if its parent ends."""
     # An interrupt reaches the whole group: the parent decides what it means.
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     threading.Thread(target=exit_with_parent, daemon=True).start()
-    sys.stdout = open(folder / f"{rank}.out", "w", buffering=1)  # noqa: SIM115
-    sys.stderr = open(folder / f"{rank}.log", "w", buffering=1)  # noqa: SIM115
+    sys.stdout = open_lines(folder / f"{rank}.out")
+    sys.stderr = open_lines(folder / f"{rank}.log")
     # What C++ code prints goes to the log too.
     os.dup2(sys.stderr.fileno(), 1)
     os.dup2(sys.stderr.fileno(), 2)
@@ -181,7 +186,8 @@ def work_as_rank(
         # A fork must not run its parent's clean-up.
         os._exit(0)
     except BaseException:
-        (folder / f"{rank}.error").write_text(traceback.format_exc())
+        error = traceback.format_exc()
+        (folder / f"{rank}.error").write_text(error, encoding="utf-8")
         os._exit(1)
 
 
@@ -208,7 +214,9 @@ def find_problem(
     for rank, child in enumerate(children):
         if child.is_alive():
             stack = folder / f"{rank}.stack"
-            calls = stack.read_text() if stack.exists() else "not ready yet"
+            calls = "not ready yet"
+            if stack.exists():
+                calls = stack.read_text(encoding="utf-8")
             lines.append(f"  rank {rank}: {calls}")
     fix = "find the collective that not every rank calls"
     return CourseError("\n".join(lines), fix=fix)
@@ -217,7 +225,8 @@ def find_problem(
 def tell_error(path: Path) -> CourseError:
     """The error that a rank wrote down, with its innermost calls."""
     # torch writes the full path of a C++ file in brackets: the file is enough.
-    text = re.sub(r"\[/\S+/(\S+)\]", r"[\1]", path.read_text().strip())
+    text = path.read_text(encoding="utf-8").strip()
+    text = re.sub(r"\[/\S+/(\S+)\]", r"[\1]", text)
     kinds = r"\n(?=[A-Za-z_.]+(?:Error|Exception|Interrupt|Exit)\b)"
     last = re.split(kinds, text)[-1]
     # Behind these words torch lists the frames of C++.
@@ -283,7 +292,8 @@ def launch(
                 child.kill()
                 child.join()
         for rank in range(world):
-            for line in (folder / f"{rank}.out").read_text().splitlines():
+            printed = (folder / f"{rank}.out").read_text(encoding="utf-8")
+            for line in printed.splitlines():
                 print(f"rank {rank} | {line}")
         if problem:
             raise problem

@@ -36,6 +36,7 @@ from torch.utils._pytree import tree_leaves
 from utils.errors import CourseError
 from utils.machine import memory_of, nvidia_driver
 
+WINDOWS = sys.platform == "win32"
 PROGRAM = """
 import json, sys
 sys.path[:] = json.loads(sys.argv[1])
@@ -73,18 +74,32 @@ def run_fresh(function: Callable, *arguments: Any) -> FreshRun:
         answer = Path(scratch, "answer.json")
         log = Path(scratch, "log.txt")
         given = [json.dumps(sys.path), json.dumps(arguments), str(answer)]
-        command = [sys.executable, "-c", program, *given]
-        with log.open("w") as file:
-            child = subprocess.Popen(command, stdout=file, stderr=file)
+        python, env = real_interpreter()
+        command = [python, "-c", program, *given]
+        with log.open("wb") as file:
+            child = subprocess.Popen(command, env=env, stdout=file, stderr=file)
             readings = watch(child)
         if child.returncode:
-            last = log.read_text(errors="replace").strip().split("\n")[-1]
+            last = log.read_text("utf-8", "replace").strip().split("\n")[-1]
             problem = f"{function.__name__} failed in its own process: {last}"
             place = f"exit status {child.returncode}"
             raise CourseError(problem, place, "run it here to see all of it")
         private = max((memory["private"] for memory in readings), default=0)
         resident = max((memory["resident"] for memory in readings), default=0)
         return FreshRun(json.loads(answer.read_text("utf-8")), private, resident)
+
+
+def real_interpreter() -> tuple[str, dict[str, str]]:
+    """This Python, and the environment it needs. On Windows a venv's python.exe only starts another.
+
+    What is watched must be that other one; `multiprocessing` starts it in the same way.
+    """
+    env = dict(os.environ)
+    base = vars(sys).get("_base_executable", sys.executable)
+    if WINDOWS and base != sys.executable:
+        env["__PYVENV_LAUNCHER__"] = sys.executable
+        return base, env
+    return sys.executable, env
 
 
 def watch(child: subprocess.Popen) -> list[dict[str, int]]:

@@ -19,6 +19,21 @@ PARAMETERS = ('PROFILE = "auto"\nSEED = 42', "parameters")
 PATIENCE = 120
 
 
+# What a system lacks keeps a test away from it, and the reason says what that is.
+POSIX = pytest.mark.skipif(
+    sys.platform == "win32", reason="signals and sessions are POSIX"
+)
+LINKS = pytest.mark.skipif(
+    sys.platform == "win32", reason="links need a right that Windows rarely gives"
+)
+LINUX = pytest.mark.skipif(
+    sys.platform != "linux", reason="only Linux adopts orphans and keeps raw names"
+)
+MOUNTS = pytest.mark.skipif(
+    sys.platform != "linux" or os.geteuid() != 0, reason="mounts a small disk"
+)
+
+
 def lesson_cell(number: str) -> str:
     """A `Lesson` that has not asked torch about the machine, which takes seconds."""
     return f"""from utils.lesson import Lesson

@@ -14,6 +14,7 @@ import zipfile
 
 import pytest
 
+from conftest import MOUNTS
 from course import __main__ as command
 from course import fetch
 from utils import artifacts, assets
@@ -268,9 +269,7 @@ def test_neither_npm_nor_any_other_program_is_needed(toys, monkeypatch):
     assert run() == 0
 
 
-@pytest.mark.skipif(
-    sys.platform != "linux" or os.geteuid() != 0, reason="mounts a small disk"
-)
+@MOUNTS
 def test_a_full_disk_is_told_as_one(toys, shelf, tmp_path, monkeypatch, capsys):
     with zipfile.ZipFile(shelf / "toy-1.0-py3-none-any.whl", "w") as archive:
         archive.writestr("toy/data/a.bin", os.urandom(400_000))

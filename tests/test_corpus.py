@@ -1,7 +1,6 @@
 """Tries to break the way from files to a corpus: accounting, query, filters, secrets, split."""
 
 import collections
-import os
 import random
 import re
 import shutil
@@ -15,6 +14,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from conftest import LINKS
 from stages import corpus, sources
 from utils.errors import CourseError
 
@@ -91,9 +91,7 @@ def test_accidents_are_counted_and_never_raise(package, tmp_path):
     }
 
 
-@pytest.mark.skipif(
-    os.name != "posix", reason="links need a right that Windows rarely gives"
-)
+@LINKS
 def test_links_are_counted_too(package, tmp_path):
     root = package({"good.py": code("good")}).root
     (root / "loop.py").symlink_to("loop.py")

@@ -1,14 +1,31 @@
 """What is generated: complete, stable, and found stale when it is not."""
 
 import json
+import os
 import re
+import shutil
+import subprocess
+import sys
 
 import nbformat
 import pytest
 
 from conftest import PARAMETERS
 from course import generate, notebooks, results
-from utils import artifacts
+from utils import artifacts, checkout
+from utils.errors import ROOT
+
+KEPT_IN_A_FORK = (
+    ".py",
+    ".j2",
+    ".toml",
+    ".txt",
+    ".yml",
+    ".cff",
+    ".md",
+    ".json",
+    ".ipynb",
+)
 
 
 @pytest.fixture
@@ -133,6 +150,54 @@ def test_recorded_runs_become_the_cost_card(two):
     )
     assert "| 00 · first" not in header(two, "00_first.ipynb")
     assert "70 s" in (two.root / "README.md").read_text()
+
+
+def test_a_fork_changes_one_line(tmp_path):
+    listing = checkout.git("ls-files", "-co", "--exclude-standard", "-z")
+    for name in listing.strip("\0").split("\0"):
+        if name.endswith(KEPT_IN_A_FORK):
+            target = tmp_path / name
+            target.parent.mkdir(parents=True, exist_ok=True)
+            shutil.copy(ROOT / name, target)
+    old = "transformers-end-to-end/course"
+    old_pages = "transformers-end-to-end.github.io"
+    place = tmp_path / "pyproject.toml"
+    text = place.read_text(encoding="utf-8")
+    assert text.count(old) == 1
+    place.write_text(text.replace(old, "somebody/her-course"), encoding="utf-8")
+    env = {**os.environ, "COURSE_ROOT": str(tmp_path)}
+    env["PYTHONPATH"] = str(tmp_path)
+    command = [sys.executable, "-m", "course", "sync"]
+    for _ in range(2):
+        done = subprocess.run(
+            command, cwd=tmp_path, env=env, capture_output=True, encoding="utf-8"
+        )
+        assert done.returncode == 0, done.stderr
+    assert "nothing, all is up to date" in done.stdout
+    texts = {}
+    for path in tmp_path.rglob("*"):
+        if path.is_file() and path.suffix != ".pyc":
+            texts[path.relative_to(tmp_path).as_posix()] = path.read_text("utf-8")
+    left = [
+        name for name, text in texts.items() if old in text or old_pages in text
+    ]
+    # This file names the old address, to look for it.
+    assert left == ["tests/test_generate.py"]
+    ours = [name for name, text in texts.items() if "somebody/her-course" in text]
+    lessons = [name for name in ours if name.startswith("notebooks/")]
+    assert len(lessons) == len(generate.select())
+    assert {"README.md", "CITATION.cff", "mkdocs.yml", "docs/index.md"} <= set(ours)
+
+
+def test_a_longer_name_is_another_address(monkeypatch):
+    today = {"repository": "https://github.com/me/mine"}
+    monkeypatch.setattr(generate, "project", lambda: today)
+    text = (
+        "github.com/a/course, github.com/a/course-notes, github.com/a/course/issues"
+    )
+    assert generate.replace_address(text, "https://github.com/a/course") == (
+        "github.com/me/mine, github.com/a/course-notes, github.com/me/mine/issues"
+    )
 
 
 @pytest.mark.parametrize(

@@ -1,6 +1,7 @@
 """What a run leaves: pages without programs, outputs kept whole, costs with their machine."""
 
 import json
+import re
 
 import nbformat
 import pytest
@@ -98,12 +99,20 @@ def test_keep_takes_costs_and_outputs_and_leaves_the_run_s_own_cells(
     )
     assert course.run("keep").returncode == 2  # nothing ran yet
     course.run("run")
+    (course.root / ".gitignore").write_text("build/\n", encoding="utf-8")
     course.git("init", "-q")
-    course.git("add", "README.md")
+    course.git("add", "-A")
     course.git("commit", "-qm", "a")
-    (course.root / "README.md").write_text("changed")
+    readme = course.root / "README.md"
+    text = readme.read_text(encoding="utf-8")
+    readme.write_text("changed", encoding="utf-8")
     done = course.run("keep")
-    assert done.returncode == 0 and "-dirty:" in done.stdout, done.all
+    assert done.returncode == 2 and "README.md" in done.stderr, done.all
+    assert "commit or undo the changes first" in done.stderr
+    assert not (course.root / "results").exists()
+    readme.write_text(text, encoding="utf-8")
+    done = course.run("keep")
+    assert done.returncode == 0, done.all
     cost = json.loads((course.root / "results/smoke.json").read_text())[
         "notebooks"
     ]["00"]
@@ -112,9 +121,8 @@ def test_keep_takes_costs_and_outputs_and_leaves_the_run_s_own_cells(
         and cost["seconds"] > 0
         and cost["peak_bytes"] > 1e6
     )
-    assert cost["command"] == "make run PROFILE=smoke ONLY=00" and cost[
-        "commit"
-    ].endswith("-dirty")
+    assert cost["command"] == "make run PROFILE=smoke ONLY=00"
+    assert re.fullmatch("[0-9a-f]{10}", cost["commit"])
     assert {"processor", "torch", "python"} <= set(cost["facts"])
     report.keep_outputs(course.build / "run/smoke/00_a.ipynb", path)
     kept = nbformat.read(path, 4)

@@ -12,8 +12,10 @@ import psutil
 import pytest
 
 from conftest import (
+    LINUX,
     PARAMETERS,
     PATIENCE,
+    POSIX,
     Course,
     lesson_cell,
     publish_cell,
@@ -39,12 +41,6 @@ while True:
 EXERCISE = """@lesson.exercise("08.1")
 def check():
     assert answer == 2, "it is two\""""
-POSIX = pytest.mark.skipif(
-    os.name != "posix", reason="signals and sessions are POSIX"
-)
-LINUX = pytest.mark.skipif(
-    sys.platform != "linux", reason="only Linux lets us adopt orphans"
-)
 
 
 def gone(pid: int) -> bool:

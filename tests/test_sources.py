@@ -18,18 +18,13 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from conftest import LINKS, LINUX
 from stages import sources
 from utils.errors import CourseError
 
 SOURCE = "".join(f"value_{i} = compute(value_{i - 1}, {i})\n" for i in range(1, 60))
-links = pytest.mark.skipif(
-    os.name != "posix", reason="links need a right that Windows rarely gives"
-)
 pipes = pytest.mark.skipif(
     not hasattr(os, "mkfifo"), reason="this system has no named pipes"
-)
-raw_names = pytest.mark.skipif(
-    sys.platform != "linux", reason="file names are UTF-8 here"
 )
 
 
@@ -46,7 +41,7 @@ def test_a_folder_gives_its_source_files_sorted(tmp_path):
     assert tree.size == 2 * len(SOURCE)
 
 
-@links
+@LINKS
 def test_a_link_to_a_folder_is_listed_and_not_followed(tmp_path):
     (tmp_path / "a.py").write_text(SOURCE)
     (tmp_path / "down").symlink_to(tmp_path)
@@ -55,7 +50,7 @@ def test_a_link_to_a_folder_is_listed_and_not_followed(tmp_path):
     assert tree.rejected == {"down": "link to a folder"}
 
 
-@raw_names
+@LINUX
 def test_a_name_that_is_no_text_is_listed(tmp_path):
     root = os.fsencode(tmp_path)
     Path(os.fsdecode(root + b"/bad\xff.py")).write_text(SOURCE)
@@ -99,7 +94,7 @@ def test_a_path_that_no_file_can_have_is_unreadable(tmp_path, name):
     )
 
 
-@links
+@LINKS
 def test_links_that_lead_nowhere_are_unreadable(tmp_path):
     (tmp_path / "loop.py").symlink_to("loop.py")
     (tmp_path / "dangling.py").symlink_to("nowhere.py")

@@ -37,6 +37,7 @@ from small_runs import (  # noqa: F401
 from torch.nn import functional as F
 from transformers import AutoTokenizer
 
+from conftest import POSIX
 from stages import checkpoints, training
 from stages.recipe import Recipe, build_model
 from stages.stand_in_hub import Handler, StandInHub
@@ -378,9 +379,7 @@ def test_other_tokens_do_not_go_on(recipe: Recipe) -> None:
         pretrain(recipe)
 
 
-@pytest.mark.skipif(
-    sys.platform == "win32", reason="there SIGTERM ends a process at once"
-)
+@POSIX
 def test_asked_to_stop_it_saves_and_leaves(
     recipe: Recipe,
     calm: Recipe,

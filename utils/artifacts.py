@@ -16,7 +16,9 @@ import os
 import re
 import shutil
 import socket
+import sys
 import tempfile
+import time
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -30,6 +32,9 @@ MANIFEST = "manifest.json"
 BROKEN: Facts = {"files": {}, "settings": {}, "inputs": {}, "bytes": 0, "hash": ""}
 FULL = (errno.ENOSPC, errno.EDQUOT)
 CLOSED = (errno.EACCES, errno.EPERM, errno.ENOTDIR)
+# Windows renames nothing that a program has open, and its virus scanner opens whatever is new.
+WINDOWS = sys.platform == "win32"
+PATIENCE_SECONDS = 5
 
 
 def hash_file(path: Path) -> str:
@@ -99,11 +104,13 @@ def _new_folder(target: Path) -> Path:
     for path in target.parent.glob(f"{mine}*"):
         rest = path.name.removeprefix(mine)
         number, _, _ = rest.partition("-")
-        owner = int(number)
-        with contextlib.suppress(psutil.NoSuchProcess):
-            if psutil.Process(owner).status() != psutil.STATUS_ZOMBIE:
-                continue
-        shutil.rmtree(path, ignore_errors=True)
+        try:
+            dead = psutil.Process(int(number)).status() == psutil.STATUS_ZOMBIE
+        except psutil.Error as error:
+            # Of a process of somebody else's we learn no more than that it lives.
+            dead = isinstance(error, psutil.NoSuchProcess)
+        if dead:
+            shutil.rmtree(path, ignore_errors=True)
     me = os.getpid()
     mine = f"{mine}{me}-"
     folder = Path(tempfile.mkdtemp(prefix=mine, dir=target.parent))
@@ -133,13 +140,30 @@ def _swap(aside: Path, target: Path) -> None:
     with FileLock(lock):
         if target.exists():
             shutil.rmtree(old, ignore_errors=True)
-            target.rename(old)
-        aside.rename(target)
-        if os.name == "posix":  # the names, too, must reach the disk
+            move(target, old)
+        move(aside, target)
+        if not WINDOWS:  # the names, too, must reach the disk
             descriptor = os.open(target.parent, os.O_RDONLY)
             os.fsync(descriptor)
             os.close(descriptor)
         shutil.rmtree(old, ignore_errors=True)
+
+
+def move(source: Path, target: Path) -> None:
+    """Rename over what is there. On Windows, wait a little for whoever has one of the files open."""
+    end = time.monotonic() + PATIENCE_SECONDS
+    while True:
+        try:
+            os.replace(source, target)
+            return
+        except PermissionError as error:
+            if not WINDOWS:
+                raise
+            if time.monotonic() > end:
+                what = "another program has files here open, so Windows cannot replace them"
+                fix = "shut down the notebook that uses it (Kernel, Shut Down), and try again"
+                raise CourseError(what, target, fix) from error
+        time.sleep(0.05)
 
 
 def list_files(folder: Path) -> dict[str, Path]:
@@ -160,7 +184,7 @@ def read_manifest(folder: Path) -> Facts | None:
         lock = folder.with_name(f".{folder.name}.lock")
         with FileLock(lock):
             if old.exists() and not folder.exists():
-                old.rename(folder)
+                move(old, folder)
     try:
         manifest = read_json(folder / MANIFEST)
     except ValueError:
@@ -197,12 +221,12 @@ def write_json(path: Path, value: Any) -> None:
     """Write JSON aside, bring it to the disk, and rename it over the old file."""
     name = f".{path.name}.{os.getpid()}.part"
     aside = path.with_name(name)
-    with aside.open("w", encoding="utf-8") as file:
+    with aside.open("w", encoding="utf-8", newline="\n") as file:
         json.dump(value, file, indent=1)
         file.write("\n")
         file.flush()
         os.fsync(file.fileno())
-    os.replace(aside, path)
+    move(aside, path)
 
 
 def read_json(path: Path) -> Any:

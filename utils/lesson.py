@@ -137,7 +137,8 @@ class Lesson:
         command = [sys.executable, "-m", "course", "run", "--only", maker]
         command += ["--profile", profile, "--seed", str(self.seed)]
         pipes: Facts = {"stdout": subprocess.PIPE, "stderr": subprocess.STDOUT}
-        pipes |= {"text": True, "errors": "replace"}
+        pipes |= {"encoding": "utf-8", "errors": "replace"}
+        pipes["env"] = {**os.environ, "PYTHONIOENCODING": "utf-8"}
         checkout = Path(__file__).parent.parent
         with subprocess.Popen(command, cwd=checkout, **pipes) as child:
             try:

@@ -242,7 +242,7 @@ def machine_facts() -> dict[str, str]:
 
     # On Linux `platform` does not know the processor's name.
     cpuinfo = Path("/proc/cpuinfo")
-    text = cpuinfo.read_text() if cpuinfo.exists() else ""
+    text = cpuinfo.read_text(encoding="utf-8") if cpuinfo.exists() else ""
     named = re.search(r"model name\s*: (.+)", text)
     facts = {
         "system": f"{platform.system()} {platform.machine()}",

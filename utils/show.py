@@ -6,6 +6,7 @@ import html
 import inspect
 import io
 import re
+import sys
 from collections.abc import Callable, Iterable
 from numbers import Integral, Real
 from pathlib import Path
@@ -30,6 +31,15 @@ def format_bytes(count: float) -> str:
             digits = ".3g" if count < 999 * size else ".0f"
             return f"{count / size:{digits}} {unit}"
     return f"{count:.0f} B"
+
+
+def format_memory(count: int | None) -> str:
+    """The memory that something took; not every system tells it.
+
+    >>> format_memory(2_000_000), format_memory(None)
+    ('2 MB', 'not measured')
+    """
+    return format_bytes(count) if count else "not measured"
 
 
 def format_figure(value: float) -> str:
@@ -75,6 +85,13 @@ def cell_html(value: Any) -> str:
     text = text.replace("\n", "⏎")
     text = text.replace("$", "<span>$</span>")
     return re.sub(r"`([^`]+)`", r"<code>\1</code>", text)
+
+
+def tolerate_narrow_consoles() -> None:
+    """Where a console or pipe lacks a character, as on Windows, print ? and go on."""
+    for stream in (sys.stdout, sys.stderr):
+        if isinstance(stream, io.TextIOWrapper):
+            stream.reconfigure(errors="replace")
 
 
 def show_table(rows: Iterable[dict[str, Any]], align: str = "") -> None:

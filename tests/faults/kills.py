@@ -30,9 +30,9 @@ from typing import Any
 
 import psutil
 
-from tests.faults.planted import commit_of
 from utils import artifacts
-from utils.errors import ROOT
+from utils.checkout import clean_commit
+from utils.errors import ROOT, CourseError
 from utils.machine import machine_facts
 
 AT_ONCE = 2
@@ -276,7 +276,7 @@ def start(task: Callable[[], object], log: Path, mark: str) -> int:
 def finish(task: Callable[[], object], log: Path, mark: str) -> str:
     """Run a task to its end; its last words where it failed."""
     _, status = os.waitpid(start(task, log, mark), 0)
-    words = log.read_text(errors="replace").strip().splitlines()
+    words = log.read_text("utf-8", "replace").strip().splitlines()
     return f"{words[-1] if words else 'failed in silence'}" if status else ""
 
 
@@ -480,6 +480,13 @@ def main(arguments: list[str]) -> int:
         "--only", help="one undertaking, by name; nothing is written down"
     )
     options = parser.parse_args(arguments)
+    made_from = ""
+    if not options.only:
+        try:
+            made_from = clean_commit()
+        except CourseError as error:
+            print(error, file=sys.stderr)
+            return 2
     os.environ |= {
         "TOKENIZERS_PARALLELISM": "false",
         "OMP_NUM_THREADS": "1",
@@ -515,7 +522,7 @@ def main(arguments: list[str]) -> int:
         )
     if not options.only:
         record = {
-            "commit": commit_of(),
+            "commit": made_from,
             "date": datetime.now(UTC).strftime("%Y-%m-%d"),
             "command": f"python -m tests.faults.kills --count {options.count} --seed {options.seed}",
             "machine": machine_facts(),

@@ -25,6 +25,7 @@ from pathlib import Path
 from typing import Any
 
 from utils.artifacts import write_json
+from utils.checkout import clean_commit
 from utils.errors import ROOT, CourseError
 from utils.machine import machine_facts
 
@@ -213,22 +214,6 @@ def try_all(faults: list[Fault], root: Path = ROOT) -> list[dict[str, Any]]:
     return results
 
 
-def commit_of(root: Path = ROOT) -> str:
-    """The commit of a checkout, and whether something in it has changed since."""
-    command = [
-        "git",
-        "describe",
-        "--always",
-        "--dirty",
-        "--abbrev=12",
-        "--exclude=*",
-    ]
-    done = subprocess.run(
-        command, cwd=root, capture_output=True, text=True, check=False
-    )
-    return done.stdout.strip()
-
-
 def main(arguments: list[str]) -> int:
     """Try the faults of some ids, or all and write them down; 1 if one was not refused."""
     faults = read_faults()
@@ -237,6 +222,13 @@ def main(arguments: list[str]) -> int:
     if unknown:
         print(f"there is no fault {', '.join(sorted(unknown))}", file=sys.stderr)
         return 2
+    made_from = ""
+    if not arguments:
+        try:
+            made_from = clean_commit()
+        except CourseError as error:
+            print(error, file=sys.stderr)
+            return 2
     start = time.perf_counter()
     results = try_all(chosen)
     missed = [result for result in results if not result["refused"]]
@@ -248,7 +240,7 @@ def main(arguments: list[str]) -> int:
         print(f"✘ {result['id']}: {result['words']}", file=sys.stderr)
     if not arguments:
         record = {
-            "commit": commit_of(),
+            "commit": made_from,
             "date": datetime.now(UTC).strftime("%Y-%m-%d"),
             "command": "python -m tests.faults.planted",
             "machine": machine_facts(),

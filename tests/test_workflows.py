@@ -1,0 +1,201 @@
+"""CI, dev container and editor: least rights, pinned actions, every system and Python."""
+
+from __future__ import annotations
+
+import json
+import re
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+
+from course import generate
+from course.notebooks import select
+from utils.errors import ROOT
+
+WORKFLOWS = sorted((ROOT / ".github" / "workflows").glob("*.yml"))
+# A word of these from an event may be anybody's: a title, a branch's name, a message.
+STRANGERS = r"\$\{\{[^}]*(github\.event|github\.head_ref|github\.ref_name|inputs\.)"
+
+
+def read(path: Path | str) -> str:
+    return (ROOT / path).read_text(encoding="utf-8")
+
+
+def jobs_of(path: Path) -> dict[str, Any]:
+    return yaml.safe_load(read(path))["jobs"]
+
+
+def jobs_named(name: str) -> dict[str, Any]:
+    return jobs_of(ROOT / f".github/workflows/{name}.yml")
+
+
+def script_of(job: dict[str, Any]) -> str:
+    return "\n".join(step.get("run", "") for step in job["steps"])
+
+
+def writes(job: dict[str, Any]) -> bool:
+    return "write" in job.get("permissions", {}).values()
+
+
+def problems_of(text: str) -> list[str]:
+    """What is wrong with the rights of a workflow."""
+    problems = []
+    workflow = yaml.safe_load(text)
+    # YAML 1.1 reads `on:` as true; GitHub does not.
+    if "pull_request_target" in str(workflow[True]):
+        problems.append("a stranger's change runs with our rights")
+    if workflow["permissions"] != {"contents": "read"}:
+        problems.append("the workflow may do more than read")
+    if not workflow["concurrency"]:
+        problems.append("two runs may meet")
+    for used in re.findall(r"uses: (.*)", text):
+        if not re.fullmatch(r"[\w/-]+@[0-9a-f]{40}  # v[\d.]+", used):
+            problems.append(f"not pinned: {used}")
+    for name, job in workflow["jobs"].items():
+        problems += problems_of_job(name, job)
+    return problems
+
+
+def problems_of_job(name: str, job: dict[str, Any]) -> list[str]:
+    """What is wrong with a job of a workflow."""
+    problems = []
+    script = script_of(job)
+    if not job.get("timeout-minutes"):
+        problems.append(f"{name} may hang")
+    if re.search(STRANGERS, script):
+        problems.append(f"{name} gives a stranger's words to a shell")
+    ours = re.sub(r"#.*", "", script)
+    if writes(job) and re.search(r"\b(pip|python|npm|make \w+)\b", ours):
+        problems.append(f"{name} runs packages where it may write")
+    if writes(job) and any("uses" in step for step in job["steps"]):
+        problems.append(f"{name} runs an action where it may write")
+    for step in job["steps"]:
+        keeps = step.get("with", {}).get("persist-credentials", True)
+        if step.get("uses", "").startswith("actions/checkout@") and keeps:
+            problems.append(f"{name} leaves its token in the checkout")
+    return problems
+
+
+@pytest.mark.parametrize("path", WORKFLOWS, ids=lambda path: path.stem)
+def test_a_workflow_has_no_more_rights_than_it_needs(path: Path) -> None:
+    assert problems_of(read(path)) == []
+
+
+GOOD = """on: [push]
+permissions:
+  contents: read
+concurrency:
+  group: a
+jobs:
+  one:
+    timeout-minutes: 5
+    runs-on: ubuntu-latest
+    steps:
+      - run: echo
+"""
+
+
+@pytest.mark.parametrize(
+    "find, put, problem",
+    [
+        ("[push]", "[pull_request_target]", "a stranger's change"),
+        ("contents: read", "contents: write", "more than read"),
+        ("timeout-minutes: 5", "name: x", "may hang"),
+        ("run: echo", "run: echo ${{ github.event.issue.title }}", "to a shell"),
+        ("run: echo", "run: echo ${{ github.head_ref }}", "to a shell"),
+        ("run: echo", "uses: actions/cache@v4", "not pinned"),
+        ("run: echo", f"uses: actions/checkout@{'a' * 40}  # v6", "its token"),
+        (
+            "    steps:\n      - run: echo",
+            "    permissions: {issues: write}\n    steps:\n      - run: pip install x",
+            "runs packages",
+        ),
+    ],
+)
+def test_a_bad_workflow_is_refused(find: str, put: str, problem: str) -> None:
+    assert problems_of(GOOD) == []
+    assert problem in " ".join(problems_of(GOOD.replace(find, put)))
+
+
+def test_every_python_and_every_system_is_covered() -> None:
+    jobs = jobs_named("ci")
+    whole = jobs["course"]["strategy"]["matrix"]["python"]
+    units = jobs["units"]["strategy"]["matrix"]["include"]
+    assert whole == ["3.11", "3.14"]
+    between = {row["python"] for row in units if row["os"] == "ubuntu-latest"}
+    assert between == {"3.12", "3.13"}
+    systems = {row["os"].partition("-")[0] for row in units}
+    assert systems == {"ubuntu", "macos", "windows"}
+
+
+def test_other_systems_run_what_a_reader_types() -> None:
+    job = jobs_named("ci")["units"]
+    script = script_of(job)
+    assert "python -m course setup --tests" in script
+    assert "-m pytest tests" in script and "not slow and not release" in script
+    lessons = re.search(r"course run --profile smoke --only (\S+)", script)
+    first = [path.name[:2] for path in select() if path.name < "03"]
+    assert lessons and lessons[1].split(",") == first
+    # PowerShell on Windows, as a reader has it.
+    assert "shell" not in job.get("defaults", {})
+    assert not any("shell" in step for step in job["steps"])
+
+
+def test_every_week_the_course_runs_in_other_environments() -> None:
+    job = jobs_named("elsewhere")["place"]
+    places = {row["place"] for row in job["strategy"]["matrix"]["include"]}
+    assert places == {"oldest", "newest", "colab"}
+    assert 'course elsewhere "$PLACE"' in script_of(job)
+
+
+def test_canary_runs_unknown_code_where_nothing_may_be_written() -> None:
+    jobs = jobs_named("canary")
+    newest, issue = jobs["newest"], jobs["issue"]
+    script = script_of(newest)
+    assert "permissions" not in newest and "secrets" not in str(newest)
+    assert "-c constraints" not in script and ".venv" not in script
+    assert "pytest" in script and "course run --profile smoke" in script
+    assert issue["permissions"] == {"actions": "read", "issues": "write"}
+    assert (issue["needs"], issue["if"]) == ("newest", "failure()")
+    assert "gh issue create" in script_of(issue)
+    # What its sed does to the ranges.
+    requirements = read("requirements.txt") + read("requirements-test.txt")
+    loosened = re.sub(r",<[0-9.]+", "", requirements)
+    # Else the canary would still be held.
+    assert "<" not in re.sub(r"#.*", "", loosened)
+
+
+def test_the_dev_container_sets_itself_up_with_the_first_lesson() -> None:
+    facts = json.loads(read(".devcontainer/devcontainer.json"))
+    python = re.search(r":(3\.\d+)$", facts["image"])
+    assert python and python[1] in ("3.11", "3.12", "3.13", "3.14")
+    commands = facts["postCreateCommand"].split(" && ")
+    assert commands[0] == "python3 -m course setup"
+    assert commands[1].endswith("course fetch --for 00")
+    # What a free codespace has, and what `smoke` is made for.
+    assert facts["hostRequirements"] == {
+        "cpus": 2,
+        "memory": "8gb",
+        "storage": "32gb",
+    }
+    assert facts["containerEnv"]["COURSE_PROFILE"] == "smoke"
+    for name in facts["customizations"]["codespaces"]["openFiles"]:
+        assert (ROOT / name).is_file()
+
+
+def test_editors_take_the_environment_and_the_same_extensions() -> None:
+    settings = json.loads(read(".vscode/settings.json"))
+    asked = json.loads(read(".vscode/extensions.json"))["recommendations"]
+    container = json.loads(read(".devcontainer/devcontainer.json"))
+    editor = container["customizations"]["vscode"]
+    assert ".venv" in settings["python.defaultInterpreterPath"]
+    assert ".venv" in editor["settings"]["python.defaultInterpreterPath"]
+    assert settings["python.testing.pytestEnabled"] is True
+    assert settings["[python]"]["editor.defaultFormatter"] in asked
+    assert editor["extensions"] == asked
+
+
+def test_the_address_in_every_place_is_that_of_pyproject() -> None:
+    assert generate.change_address(write_it=False) == []

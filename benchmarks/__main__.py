@@ -15,8 +15,8 @@ from typing import Any
 
 import benchmarks
 from benchmarks.timing import Row
+from course.checkout import commit
 from utils.artifacts import write_json
-from utils.checkout import commit
 from utils.errors import CourseError, build_folder
 from utils.machine import machine_facts
 

@@ -29,6 +29,7 @@ from transformers import AutoTokenizer
 
 from benchmarks.pretraining import BOARD, load
 from benchmarks.timing import artifact
+from course.checkout import clean_commit, commit
 from stages import evaluation
 from stages import tokenizer as tokenizers
 from stages import tokens as token_store
@@ -36,7 +37,6 @@ from stages.corpus import read_texts
 from stages.recipe import Recipe, build_model, make_optimizers, share_of_rate
 from stages.tokens import Loader, open_store, split_rows
 from utils import artifacts
-from utils.checkout import clean_commit, commit
 from utils.errors import CourseError, build_folder
 from utils.machine import machine_facts
 

@@ -21,8 +21,8 @@ from typing import Any
 from urllib.parse import unquote
 
 from course import bootstrap, publish, verdicts
+from course.checkout import clean_commit
 from course.notebooks import select
-from course.report import commit
 from utils import artifacts
 from utils.errors import ROOT, CourseError, build_folder
 
@@ -270,8 +270,10 @@ def run_colab(only: str | None) -> Facts:
 
 def record(place: str, facts: Facts) -> None:
     """Keep what became of a place, from a clean commit only."""
-    if "dirty" in commit():
-        print("not recorded: commit first, so that others can run the same")
+    try:
+        commit = clean_commit()
+    except CourseError as error:
+        print(f"not recorded: {error}")
         return
     code = "import json, sys, importlib.metadata as m; "
     code += f"print(json.dumps([sys.version.split()[0], *map(m.version, {SHOWN})]))"
@@ -281,7 +283,7 @@ def record(place: str, facts: Facts) -> None:
     python, *versions = json.loads(asked.stdout)
     kept = {
         "date": f"{datetime.date.today()}",
-        "commit": commit(),
+        "commit": commit,
         "python": python,
     }
     kept |= dict(zip(SHOWN, versions)) | {"lessons": facts["lessons"]}

@@ -11,6 +11,7 @@ from typing import Any
 import nh3
 
 from course import verdicts
+from course.checkout import clean_commit, commit
 from course.fetch import taken_by
 from course.generate import TEMPLATES, title_of
 from course.notebooks import calls, cells, read, write
@@ -23,7 +24,6 @@ from course.results import (
     run_folder,
 )
 from utils import artifacts
-from utils.checkout import clean_commit, commit
 from utils.errors import ROOT, CourseError, build_folder
 from utils.machine import machine_facts
 from utils.profiles import Profile

@@ -2,9 +2,8 @@
 
 import pytest
 
-from course import report, results
+from course import checkout, report, results
 from course.results import Result
-from utils import checkout
 from utils.errors import CourseError
 from utils.profiles import SMOKE
 

@@ -114,7 +114,10 @@ def test_an_unknown_place_is_refused_with_the_names():
 
 
 def test_nothing_is_recorded_of_a_changed_checkout(monkeypatch, tmp_path, capsys):
-    monkeypatch.setattr(elsewhere, "commit", lambda: "abc-dirty")
+    def refuse():
+        raise CourseError("files have changed", fix="commit first")
+
+    monkeypatch.setattr(elsewhere, "clean_commit", refuse)
     monkeypatch.setattr(elsewhere, "RECORD", tmp_path / "places.json")
     elsewhere.record("oldest", {"python": sys.executable, "lessons": {}})
     assert not (tmp_path / "places.json").exists()

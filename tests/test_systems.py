@@ -13,10 +13,9 @@ from collections.abc import Iterator
 import psutil
 import pytest
 
-from course import execute, notebooks, runner
+from course import checkout, execute, notebooks, runner, show
 from course.results import Result
 from stages import memory
-from utils import checkout, show
 from utils.errors import ROOT
 
 PRODUCT = ["utils", "stages", "course", "benchmarks"]

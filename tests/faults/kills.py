@@ -30,8 +30,8 @@ from typing import Any
 
 import psutil
 
+from course.checkout import clean_commit
 from utils import artifacts
-from utils.checkout import clean_commit
 from utils.errors import ROOT, CourseError
 from utils.machine import machine_facts
 

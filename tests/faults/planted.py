@@ -24,8 +24,8 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
+from course.checkout import clean_commit
 from utils.artifacts import write_json
-from utils.checkout import clean_commit
 from utils.errors import ROOT, CourseError
 from utils.machine import machine_facts
 

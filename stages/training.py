@@ -44,12 +44,16 @@ from utils.errors import CourseError, build_folder
 from utils.lesson import PUBLISHED_BY
 from utils.machine import choose_dtype, choose_threads, set_seed
 
+# The environment's name for a file that stops a run, politely, as soon as it is there.
+STOP_FILE = "COURSE_STOP_FILE"
+
 
 class Step:
     """One update: gradients of a step's rows, clipped, and applied. All ranks take it together."""
 
     def __init__(self, run: Run, model: Any, store: dict[str, Split]) -> None:
         recipe, accelerator = run.recipe, run.accelerator
+        self.run = run
         self.recipe = recipe
         self.accelerator = accelerator
         self.device = accelerator.device
@@ -91,7 +95,7 @@ class Step:
         loss = self.compute_gradients(number)
         norm = self.clip_gradients()
         self.apply(share, norm)
-        return float(self.accelerator.reduce(loss, "mean")), norm
+        return self.run.agree(loss), norm
 
     def compute_gradients(self, number: int) -> torch.Tensor:
         """Forward and backward; where memory runs out, again from the start in halves of the rows."""
@@ -183,6 +187,8 @@ class Run:
         self.callbacks: list[Any] = []
         self.hub: callbacks.HubPush | None = None
         self.stopping = False
+        self.asked = False
+        self.stop_file = Path(os.environ.get(STOP_FILE) or os.devnull)
         self.unwritten = b""
         # What the machine that begins a run decides, it decides for all that go on with it.
         precision: str = recipe.precision
@@ -247,10 +253,19 @@ class Run:
                 signal.signal(kind, handler)
 
     def stop(self, *_: Any) -> None:
-        """Save after this step and leave; at once if asked twice, or if many ranks had to agree."""
-        if self.stopping or self.accelerator.num_processes > 1:
+        """Save after this step and leave; one process that is asked twice leaves at once."""
+        # To many, Ctrl-C comes twice: from the terminal, and from their launcher.
+        if self.asked and self.accelerator.num_processes == 1:
             raise KeyboardInterrupt
-        self.stopping = True
+        self.asked = True
+
+    def agree(self, loss: torch.Tensor) -> float:
+        """The mean loss of all ranks; and they stop together, if one of them was asked to."""
+        asked = self.asked or (self.is_main and self.stop_file.is_file())
+        pair = torch.stack([loss, loss.new_tensor(asked)])
+        mean, wish = self.accelerator.reduce(pair, "mean").tolist()
+        self.stopping = wish > 0
+        return mean
 
     def find_checkpoint(self, tokens: str | None) -> Path | None:
         """The checkpoint to go on from; the first rank looks, and all take up what it finds."""
@@ -391,7 +406,7 @@ def pretrain(recipe: Recipe) -> None:
             run.hub.wait()
         for tracker in accelerator.trackers:
             tracker.finish()
-    if run.stopping:
+    if run.stopping and run.is_main:
         print(f"stopped at step {run.step}; the same command goes on from there")
 
 

@@ -51,7 +51,11 @@ class Killed(BaseException):
 @pytest.fixture(scope="session")
 def inputs(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A tokenizer and a token store of this package's own source."""
-    root = tmp_path_factory.mktemp("inputs")
+    return write_inputs(tmp_path_factory.mktemp("inputs"))
+
+
+def write_inputs(root: Path) -> Path:
+    """Write a tokenizer, and a token store of the text it has learned."""
     paths = sorted((ROOT / "utils").glob("*.py"))
     texts = [path.read_text(encoding="utf-8") for path in paths]
     tokenizer = tokenizers.train_bpe(texts, 500)
@@ -130,6 +134,18 @@ def launch(
     recipe: Recipe, *more: str, start: tuple[str, ...] = (), **env: str
 ) -> str:
     """Train in processes of their own, from a file; returns what they said."""
+    path = write_recipe(recipe)
+    command = [sys.executable, *start, "-m", "stages.training", str(path), *more]
+    env = {**os.environ, "OMP_NUM_THREADS": "1", **env}
+    done = subprocess.run(
+        command, cwd=ROOT, capture_output=True, text=True, timeout=300, env=env
+    )
+    assert done.returncode == 0, done.stderr[-2000:]
+    return done.stdout + done.stderr
+
+
+def write_recipe(recipe: Recipe) -> Path:
+    """The file of a recipe, beside its folder."""
     path = Path(recipe.folder + ".toml")
     path.parent.mkdir(parents=True, exist_ok=True)
     fields = {
@@ -144,13 +160,7 @@ def launch(
         for name, v in recipe.model.items()
     ]
     path.write_text("\n".join([*lines, "[model]", *sizes]))
-    command = [sys.executable, *start, "-m", "stages.training", str(path), *more]
-    env = {**os.environ, "OMP_NUM_THREADS": "1", **env}
-    done = subprocess.run(
-        command, cwd=ROOT, capture_output=True, text=True, timeout=300, env=env
-    )
-    assert done.returncode == 0, done.stderr[-2000:]
-    return done.stdout + done.stderr
+    return path
 
 
 def run_program(command: list[str]) -> None:

@@ -1,0 +1,1 @@
+"""What needs more than one machine, on one that plays several."""

@@ -26,7 +26,7 @@ from typing import Any
 
 import torch
 from accelerate import Accelerator
-from accelerate.utils import DistributedType, broadcast_object_list
+from accelerate.utils import broadcast_object_list
 from accelerate.utils.memory import clear_device_cache, should_reduce_batch_size
 from filelock import FileLock, Timeout
 from torch.distributed.device_mesh import init_device_mesh
@@ -348,18 +348,32 @@ def make_accelerator(recipe: Recipe) -> Any:
     accelerator = Accelerator(
         cpu=cpu, mixed_precision="no", log_with=trackers, project_dir=folder
     )
-    world = accelerator.num_processes
-    sharding = (DistributedType.DEEPSPEED, DistributedType.FSDP)
-    what = ""
-    if int(os.environ.get("WORLD_SIZE", "1")) != world:
-        what = "several processes were started, and each believes it is alone"
-    if accelerator.distributed_type in sharding:
-        what = "the launcher shards; this loop does so by itself, with shard=true"
-    if recipe.rows % world:
-        what = f"{recipe.rows} rows a step cannot be shared by {world} processes"
+    what = find_misfit(recipe.rows, accelerator.num_processes)
     if what:
         raise CourseError(what, "the launch command", "see launch/README.md")
     return accelerator
+
+
+def find_misfit(rows: int, world: int) -> str:
+    """Where a launcher's promise differs from what its processes see, or from what they can do."""
+    promised = os.environ
+    here = int(promised.get("LOCAL_WORLD_SIZE", "1"))
+    gpus = torch.cuda.device_count()
+    # Unless somebody dealt them out, a process sees all GPUs of its machine.
+    dealt = "CUDA_VISIBLE_DEVICES" in promised
+    if int(promised.get("WORLD_SIZE", "1")) != world:
+        return "several processes were started, and each believes it is alone"
+    for name in ("ACCELERATE_USE_FSDP", "ACCELERATE_USE_DEEPSPEED"):
+        # Accelerate itself forgets it where there is no GPU.
+        if promised.get(name) == "true":
+            return (
+                "the launcher shards; this loop does so by itself, with shard=true"
+            )
+    if 0 < gpus < here and not dealt:
+        return f"{here} processes were started on this machine, which has {gpus} GPU(s)"
+    if rows % world:
+        return f"{rows} rows a step cannot be shared by {world} processes"
+    return ""
 
 
 def find_input(recipe: Recipe, name: str) -> Path:

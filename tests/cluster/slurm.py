@@ -68,6 +68,8 @@ SwitchType=switch/none
 MpiDefault=none
 SelectType=select/cons_tres
 SelectTypeParameters=CR_Core
+# The nodes have the cores that are written here, however many this machine has.
+SlurmdParameters=config_overrides
 # A busy machine may be slow to save: the limit warns, and does not kill.
 OverTimeLimit=10
 GresTypes=gpu

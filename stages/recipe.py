@@ -22,7 +22,7 @@ from utils.errors import CourseError, build_folder
 
 # What may change when a run goes on: it concerns the machine, the disk and the screen.
 FREE = {"tokens", "tokenizer", "folder", "micro", "threads", "compile", "shard"}
-FREE |= {"save_every", "keep", "log_every", "log_to", "hub"}
+FREE |= {"save_every", "keep", "log_every", "log_to", "hub", "vocabulary", "block"}
 Schedule = Literal["trapezoid", "cosine", "linear", "constant"]
 
 
@@ -85,6 +85,9 @@ class Recipe(Plan):
     tokens: str = "artifacts/laptop/tokens"
     tokenizer: str = "artifacts/laptop/tokenizer"
     folder: str = Field("pretraining", min_length=1)
+    # What the tokens must be like, in tokens. None: as they are.
+    vocabulary: PositiveInt | None = None
+    block: PositiveInt | None = None
     steps: PositiveInt = 1000
     rows: PositiveInt = 8
     micro: PositiveInt = 8

@@ -390,6 +390,22 @@ def find_input(recipe: Recipe, name: str) -> Path:
     raise CourseError(f"the {name} of the recipe are not there", path, fix)
 
 
+def check_tokens(run: Run, split: Split) -> None:
+    """Refuse tokens of other sizes than the recipe wants, and say if a run will see them often."""
+    recipe = run.recipe
+    for name in ("vocabulary", "block"):
+        wanted = getattr(recipe, name)
+        size = split.header[name]
+        if wanted not in (None, size):
+            what = f"the recipe wants a {name} of {wanted:,} tokens, here it is {size:,}"
+            fix = f"make tokens of that {name}, see launch/README.md; or set {name}={size}"
+            raise CourseError(what, recipe.place("tokens"), fix)
+    epochs = recipe.steps * recipe.rows / len(split)
+    # Up to four passes repeated text teaches nearly as much as new text (Muennighoff et al., 2023).
+    if epochs > 4 and run.is_main:
+        tqdm.write(f"few tokens for {recipe.steps:,} steps: {epochs:,.1f} epochs")
+
+
 def make_model(run: Run, block: int) -> Any:
     """The model of a run, on its device; cut over all of them, if the recipe says so."""
     recipe = run.recipe
@@ -429,6 +445,7 @@ def begin(run: Run) -> Step:
     recipe = run.recipe
     tokens = find_input(recipe, "tokens")
     store = open_store(tokens, run.tokenizer)
+    check_tokens(run, store["train"])
     manifest = read_manifest(tokens) or {}
     checkpoint = run.find_checkpoint(manifest.get("hash"))
     torch.set_float32_matmul_precision("high")

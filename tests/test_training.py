@@ -33,6 +33,7 @@ from small_runs import (  # noqa: F401
     recipe,
     small_recipe,
     weights,
+    write_recipe,
 )
 from torch.nn import functional as F
 from transformers import AutoTokenizer
@@ -172,6 +173,31 @@ def test_rows_that_processes_cannot_share_are_refused(
 def test_a_model_with_too_few_positions_is_refused(recipe: Recipe) -> None:
     with pytest.raises(CourseError, match="16 positions"):
         pretrain(recipe.change(model={"max_position_embeddings": 16}))
+
+
+@pytest.mark.parametrize("name", ["vocabulary", "block"])
+def test_tokens_of_another_size_than_the_recipe_wants_are_refused(
+    recipe: Recipe, name: str
+) -> None:
+    size = open_store(Path(recipe.tokens))["train"].header[name]
+    with pytest.raises(
+        CourseError, match=f"a {name} of 32,768 tokens, .* {size:,}"
+    ):
+        pretrain(recipe.change(**{name: 32_768}))
+    pretrain(recipe.change(**{name: size}, steps=1))
+
+
+def test_few_tokens_for_many_steps_are_counted_in_epochs(
+    recipe: Recipe, calm: Recipe, capfd: pytest.CaptureFixture
+) -> None:
+    rows = len(open_store(Path(recipe.tokens))["train"])
+    few = recipe.change(steps=math.ceil(5 * rows / recipe.rows))
+    # The count comes before the first step, which here is not taken.
+    with pytest.raises(CourseError, match="positions"):
+        pretrain(few.change(model={"max_position_embeddings": 16}))
+    assert "epochs" in "".join(capfd.readouterr())
+    pretrain(recipe)
+    assert "epochs" not in "".join(capfd.readouterr())
 
 
 # evaluation -------------------------------------------------------------------------------------
@@ -393,6 +419,19 @@ def test_asked_to_stop_it_saves_and_leaves(
     assert "stopped at step 6" in capsys.readouterr().out
     assert weights(recipe, 6)
     assert signal.getsignal(signal.SIGTERM) is before
+    pretrain(recipe)
+    assert losses(recipe) == losses(calm)
+
+
+def test_a_file_stops_a_run_too(
+    recipe: Recipe, calm: Recipe, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    file = tmp_path / "stop"
+    with monkeypatch.context() as patch:
+        patch.setenv(training.STOP_FILE, str(file))
+        at_step(patch, 5, lambda step: file.touch())
+        pretrain(recipe)
+    assert checkpoint_names(recipe)[-1] == "checkpoint-000006"
     pretrain(recipe)
     assert losses(recipe) == losses(calm)
 
@@ -748,6 +787,43 @@ def test_shards_and_one_process_go_on_from_each_other(
     shutil.rmtree(newest)
     pretrain(recipe)
     assert losses(recipe) == pytest.approx(losses(calm), abs=2e-3)
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(
+    sys.platform == "win32", reason="there SIGTERM ends a process at once"
+)
+@pytest.mark.parametrize("more", [[], ["shard=true"]], ids=["replicas", "shards"])
+def test_if_one_rank_is_asked_to_stop_all_save_and_leave(
+    recipe: Recipe, tmp_path: Path, more: list[str]
+) -> None:
+    """The second rank alone gets a signal; what was cut off goes on to the bits of what was not."""
+    script = tmp_path / "asked.py"
+    script.write_text(
+        "import os, signal, sys\n"
+        "from stages import training\n"
+        "real = training.Step.forward_backward\n"
+        "def asked(step, number):\n"
+        "    if number == 5 and step.rank == 1:\n"
+        "        os.kill(os.getpid(), signal.SIGTERM)\n"
+        "    return real(step, number)\n"
+        "training.Step.forward_backward = asked\n"
+        "sys.exit(training.main(sys.argv[1:]))\n"
+    )
+    twin = recipe.change(folder=recipe.folder + "-twin")
+    launch(twin, *more, start=TORCHRUN)
+    command = [sys.executable, *TORCHRUN, str(script), str(write_recipe(recipe))]
+    env = {**os.environ, "OMP_NUM_THREADS": "1", "PYTHONPATH": str(ROOT)}
+    done = subprocess.run(
+        [*command, *more], env=env, capture_output=True, text=True, timeout=300
+    )
+    assert done.returncode == 0, done.stderr[-2000:]
+    assert "stopped at step 6" in done.stdout
+    assert checkpoint_names(recipe)[-1] == "checkpoint-000006"
+    launch(recipe, *more, start=TORCHRUN)
+    assert losses(recipe) == losses(twin)
+    mine, theirs = weights(recipe), weights(twin)
+    assert all(torch.equal(mine[name], theirs[name]) for name in theirs)
 
 
 @pytest.mark.slow

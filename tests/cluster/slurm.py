@@ -46,8 +46,8 @@ PROGRAMS = ("munged", "slurmctld", "slurmd", "sbatch", "scontrol", "unshare")
 NODES = 2
 # Seconds; far above what a busy machine needs.
 PATIENCE = 900
-# Slurm looks at the limits of jobs every half minute, and warns that much earlier.
-LIMIT = ("--time=2", "--signal=B:USR1@60")
+# Slurm looks at the limits of jobs every half minute, and warns up to that much earlier.
+LIMIT = ("--time=2", "--signal=B:USR1@20")
 
 CONFIGURATION = """
 ClusterName=course
@@ -248,7 +248,7 @@ def cut_and_go_on(
             if cut["restarts"]:
                 break
             # This machine was done before its time was over.
-            steps *= 4
+            steps *= 3
             changes = dict.fromkeys(changes, steps)
         calm = recipe.change(folder=str(root / "calm"))
         whole = try_job(cluster, calm, *options)
@@ -277,7 +277,7 @@ def main() -> int:
         print(reason, file=sys.stderr)
         return 2
     with tempfile.TemporaryDirectory() as scratch:
-        result = cut_and_go_on(Path(scratch), GPUS, steps=2000)
+        result = cut_and_go_on(Path(scratch), GPUS, steps=1000)
     record = {
         "commit": commit,
         "date": datetime.now(UTC).strftime("%Y-%m-%d"),

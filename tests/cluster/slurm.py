@@ -14,6 +14,7 @@ import contextlib
 import os
 import re
 import shutil
+import signal
 import socket
 import subprocess
 import sys
@@ -276,6 +277,8 @@ def main() -> int:
     if reason:
         print(reason, file=sys.stderr)
         return 2
+    # Whoever ends this program shall not leave a cluster behind.
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(1))
     with tempfile.TemporaryDirectory() as scratch:
         result = cut_and_go_on(Path(scratch), GPUS, steps=1000)
     record = {

@@ -848,7 +848,8 @@ def test_losses_that_become_nan_are_refused(names_by_lesson):
 
 # the launch files --------------------------------------------------------------------------------
 
-FILES = sorted((ROOT / "launch").glob("*.yaml"))
+# What accelerate reads; the rental is not for it.
+FILES = sorted(set((ROOT / "launch").glob("*.yaml")) - {ROOT / "launch/sky.yaml"})
 
 
 @pytest.mark.parametrize("path", FILES, ids=lambda path: path.name)
@@ -871,27 +872,9 @@ def test_the_readme_says_which_program_each_file_starts(path):
     assert "`stages.classifier`" in line
 
 
-@pytest.mark.parametrize("name", ["ddp", "multi_node"])
-def test_a_file_that_starts_a_recipe_leaves_the_precision_to_it(name):
-    written = yaml.safe_load((ROOT / f"launch/{name}.yaml").read_text())
-    assert written["mixed_precision"] == "no"
-
-
 def test_the_settings_of_deepspeed_are_where_the_configuration_looks():
     inner = yaml.safe_load((ROOT / "launch/zero3.yaml").read_text())[
         "deepspeed_config"
     ]
     settings = json.loads((ROOT / inner["deepspeed_config_file"]).read_text())
     assert settings["zero_optimization"]["stage"] == 3
-
-
-def test_the_slurm_script_parses_and_starts_what_is_there():
-    path = ROOT / "launch/slurm.sbatch"
-    assert (
-        subprocess.run(["bash", "-n", str(path)], capture_output=True).returncode
-        == 0
-    )
-    text = path.read_text()
-    assert "launch/multi_node.yaml" in text
-    assert "-m stages.training" in text
-    assert '--machine_rank "$SLURM_NODEID"' in text

@@ -74,7 +74,9 @@ def start(
             assert launcher.returncode == 0, words[-3000:]
     finally:
         for launcher in launchers:
-            launcher.kill()
+            # It ends its processes, which nobody else knows.
+            launcher.terminate()
+            launcher.wait()
 
 
 # what accelerate reads --------------------------------------------------------------------------

@@ -5,6 +5,7 @@ accelerate launch --config_file FILE … -m tests.cluster.precision RECIPE.toml 
 
 from __future__ import annotations
 
+import functools
 import json
 import sys
 from pathlib import Path
@@ -38,6 +39,8 @@ def watch(forms: dict[str, Any]) -> dict[str, list[str]]:
         return model
 
     training.make_model = watched
+    # Kernels need not be made to see their types: that takes minutes.
+    torch.compile = functools.partial(torch.compile, backend="eager")
     found = {}
     for name, recipe in forms.items():
         seen.clear()

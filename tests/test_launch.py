@@ -848,8 +848,7 @@ def test_losses_that_become_nan_are_refused(names_by_lesson):
 
 # the launch files --------------------------------------------------------------------------------
 
-# What accelerate reads; the rental is not for it.
-FILES = sorted(set((ROOT / "launch").glob("*.yaml")) - {ROOT / "launch/sky.yaml"})
+FILES = sorted((ROOT / "launch").glob("*.yaml"))
 
 
 @pytest.mark.parametrize("path", FILES, ids=lambda path: path.name)

@@ -25,8 +25,7 @@ from stages.training import find_misfit
 from utils.errors import ROOT
 
 LAUNCH = ROOT / "launch"
-# What accelerate reads; the rental is not for it.
-FILES = sorted(set(LAUNCH.glob("*.yaml")) - {LAUNCH / "sky.yaml"})
+FILES = sorted(LAUNCH.glob("*.yaml"))
 slow = pytest.mark.slow
 
 
@@ -185,13 +184,13 @@ def test_deepspeed_takes_what_a_trainer_says(
 def test_the_rental_names_what_is_there_and_skypilot_takes_it(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    written = yaml.safe_load((LAUNCH / "sky.yaml").read_text())
+    written = yaml.safe_load((LAUNCH / "sky.yml").read_text())
     assert (ROOT / written["envs"]["RECIPE"]).is_file()
     # A typo of a name is refused there; prices and cards are in a catalogue that is on the web.
     sky = pytest.importorskip("sky", reason="pip install skypilot")
     monkeypatch.chdir(tmp_path)
     (tmp_path / "build" / "artifacts" / "gpu").mkdir(parents=True)
-    task = sky.Task.from_yaml(str(LAUNCH / "sky.yaml"))
+    task = sky.Task.from_yaml(str(LAUNCH / "sky.yml"))
     task.set_resources_override({"accelerators": "H100:8"})
     task.validate_run()
     task.expand_and_validate_workdir()
@@ -287,7 +286,7 @@ def test_what_a_rented_machine_runs_trains(
     gpus: int, recipe: Recipe, calm: Recipe, tmp_path: Path
 ) -> None:
     """The words of the file in a shell, with the variables that SkyPilot sets."""
-    written = yaml.safe_load((LAUNCH / "sky.yaml").read_text())
+    written = yaml.safe_load((LAUNCH / "sky.yml").read_text())
     home = tmp_path / "home"
     home.mkdir()
     (home / "artifacts").symlink_to(Path(recipe.tokens).parent)

@@ -68,6 +68,7 @@ def test_the_script_parses_and_names_what_is_there() -> None:
         assert (ROOT / file).exists()
 
 
+@pytest.mark.release
 def test_the_recorded_run_went_on_to_the_same_bits() -> None:
     record = json.loads((ROOT / "results" / "slurm.json").read_text())
     assert record["same losses and weights, bit for bit"] is True

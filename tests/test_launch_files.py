@@ -407,15 +407,3 @@ def test_a_trainer_that_shards_leaves_a_whole_model(
     assert told["kind"] == "FSDP"
     assert told["processes"] == nodes * processes
     assert told["mesh"] == mesh
-
-
-@slow
-@pytest.mark.parametrize("name", ["zero2.yaml", "zero3.yaml"])
-def test_a_trainer_under_deepspeed_leaves_a_whole_model(
-    name: str, classifier: Path, alone: Path, tmp_path: Path
-) -> None:
-    pytest.importorskip("deepspeed", reason="pip install deepspeed")
-    folder = tmp_path / "model"
-    settings = settings_of_a_trainer(classifier, folder, processes=2)
-    start(LAUNCH / name, ["tests.cluster.as_on_gpus", "trainer", str(settings)])
-    assert hold_to(alone, folder)["kind"] == "DEEPSPEED"

@@ -71,6 +71,7 @@ SelectType=select/cons_tres
 SelectTypeParameters=CR_Core
 # The nodes have the cores that are written here, however many this machine has.
 SlurmdParameters=config_overrides
+KillWait=5
 # A busy machine may be slow to save: the limit warns, and does not kill.
 OverTimeLimit=10
 GresTypes=gpu
@@ -104,7 +105,7 @@ def wait_for(condition: Any, what: str) -> Any:
 
 
 class Cluster:
-    """Two nodes of two GPUs, which are said to be there, and the one that controls them."""
+    """Two nodes, whose GPUs are only said to be there, and the one that controls them."""
 
     def __init__(self, root: Path) -> None:
         self.root = root
@@ -158,10 +159,15 @@ class Cluster:
             yield self
         finally:
             with contextlib.suppress(CourseError):
-                self.ask("scancel", "--user=root", "--signal=KILL")
+                self.end_jobs()
             for daemon in reversed(daemons):
                 daemon.terminate()
                 daemon.wait()
+
+    def end_jobs(self) -> None:
+        """End what still runs: without the daemons nobody could."""
+        self.ask("scancel", "--user=root")
+        wait_for(lambda: not self.ask("squeue", "--noheader"), "an empty queue")
 
     def ask(self, *command: str) -> str:
         """What one of Slurm's commands prints; an error if it fails."""
@@ -293,9 +299,9 @@ def main() -> int:
     return 0
 
 
-# What a user types for nodes with two GPUs, and for nodes with none.
-GPUS = ("--gpus-per-node=2", "--cpus-per-task=2")
-CPUS = ("--gpus-per-node=0", "--cpus-per-task=2", "--export=ALL,PROCESSES=1")
+# What a user types for nodes with a GPU, and for nodes with none.
+GPUS = ("--gpus-per-node=1", "--cpus-per-task=1")
+CPUS = ("--gpus-per-node=0", "--cpus-per-task=1", "--export=ALL,PROCESSES=1")
 
 if __name__ == "__main__":
     sys.exit(main())

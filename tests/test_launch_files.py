@@ -16,9 +16,16 @@ import torch
 import yaml
 from safetensors.torch import load_file
 from small_runs import calm, inputs, losses, recipe, weights, write_recipe  # noqa: F401
-from test_classifier import write_model, write_rows, write_tokenizer
+from test_classifier import (
+    gap,
+    plain_loop,
+    write_model,
+    write_rows,
+    write_tokenizer,
+)
 
 from stages import training
+from stages.classifier import ClassifierRecipe
 from stages.launch import free_port
 from stages.recipe import Recipe
 from stages.training import find_misfit
@@ -46,7 +53,11 @@ def read(name: str, *options: str) -> tuple[argparse.Namespace, dict[str, str]]:
 
 
 def start(
-    file: Path | str, program: list[str], nodes: int = 1, processes: int = 2
+    file: Path | str,
+    program: list[str],
+    nodes: int = 1,
+    processes: int = 2,
+    options: tuple[str, ...] = (),
 ) -> None:
     """Start a program by a launch file: one launcher a node, all of them on this machine."""
     common = ["--config_file", str(file), "--num_processes", str(nodes * processes)]
@@ -57,6 +68,7 @@ def start(
     launchers = []
     for node in range(nodes):
         command = [sys.executable, "-m", "accelerate.commands.launch", *common]
+        command += options
         command += ["--machine_rank", str(node), "-m", *program]
         launcher = subprocess.Popen(
             command,
@@ -308,6 +320,10 @@ def test_what_a_rented_machine_runs_trains(
     assert losses(recipe) == pytest.approx(losses(calm), abs=1e-4)
 
 
+# BERT counts its embeddings among its layers, which accelerate would then shard twice.
+LAYERS = ("--fsdp_transformer_layer_cls_to_wrap", "BertLayer")
+
+
 @pytest.fixture(scope="module")
 def classifier(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A tiny classifier, its tokenizer, and rows."""
@@ -325,8 +341,8 @@ def settings_of_a_trainer(classifier: Path, folder: Path, processes: int) -> Pat
         {"input_ids": row, "labels": number % 2} for number, row in enumerate(ids)
     ]
     arguments: dict[str, Any] = {
-        "per_device_train_batch_size": 3,
-        "gradient_accumulation_steps": 8 // processes,
+        "per_device_train_batch_size": 12 // processes,
+        "gradient_accumulation_steps": 2,
         "max_steps": 3,
         "learning_rate": 1e-3,
         "lr_scheduler_type": "constant",
@@ -402,8 +418,31 @@ def test_a_trainer_that_shards_leaves_a_whole_model(
     folder = tmp_path / "model"
     settings = settings_of_a_trainer(classifier, folder, nodes * processes)
     program = ["tests.cluster.as_on_gpus", "trainer", str(settings)]
-    start(tmp_path / name, program, nodes, processes)
+    start(tmp_path / name, program, nodes, processes, options=LAYERS)
     told = hold_to(alone, folder)
     assert told["kind"] == "FSDP"
     assert told["processes"] == nodes * processes
     assert told["mesh"] == mesh
+
+
+@slow
+def test_the_classifier_shards_and_leaves_a_whole_model(
+    classifier: Path, tmp_path: Path
+) -> None:
+    from transformers import AutoModelForSequenceClassification
+
+    rows = str(classifier / "rows.parquet")
+    recipe = ClassifierRecipe(weights=str(classifier), rows=rows, rate=5e-3)
+    two = recipe.change(processes=2, save=str(tmp_path / "model"))
+    (tmp_path / "recipe.json").write_text(two.model_dump_json())
+    files = [str(tmp_path / "recipe.json"), str(tmp_path / "losses.json")]
+    program = ["tests.cluster.as_on_gpus", "stages.classifier", *files]
+    start(LAUNCH / "fsdp.yaml", program, options=LAYERS)
+    losses = json.loads((tmp_path / "losses.json").read_text())
+    assert gap(losses, plain_loop(recipe)) < 1e-4
+    load = AutoModelForSequenceClassification.from_pretrained
+    shapes = {
+        name: part.shape for name, part in load(classifier).state_dict().items()
+    }
+    saved = load(tmp_path / "model").state_dict()
+    assert {name: part.shape for name, part in saved.items()} == shapes

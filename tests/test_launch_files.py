@@ -343,6 +343,8 @@ def settings_of_a_trainer(classifier: Path, folder: Path, processes: int) -> Pat
     arguments: dict[str, Any] = {
         "per_device_train_batch_size": 12 // processes,
         "gradient_accumulation_steps": 2,
+        # BERT's loss ignores what this would divide by.
+        "average_tokens_across_devices": False,
         "max_steps": 3,
         "learning_rate": 1e-3,
         "lr_scheduler_type": "constant",

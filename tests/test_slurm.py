@@ -48,9 +48,13 @@ def test_a_record_of_a_changed_checkout_is_refused(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture
 ) -> None:
     monkeypatch.setattr(slurm, "missing", lambda: "")
-    monkeypatch.setattr(slurm, "commit_of", lambda: "0123456789ab-dirty")
+
+    def refuse() -> str:
+        raise CourseError("files have changed", fix="commit first")
+
+    monkeypatch.setattr(slurm, "clean_commit", refuse)
     assert slurm.main() == 2
-    assert "commit your changes first" in capsys.readouterr().err
+    assert "files have changed" in capsys.readouterr().err
 
 
 def test_what_never_comes_is_an_error(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -27,9 +27,9 @@ from typing import Any
 
 import torch
 
+from course.checkout import clean_commit
 from stages.launch import free_port
 from stages.recipe import Recipe
-from tests.faults.planted import commit_of
 from tests.small_runs import (
     checkpoint_names,
     log_lines,
@@ -277,9 +277,10 @@ def cut_and_go_on(
 def main() -> int:
     """Try it, print it, and write it down."""
     reason = missing()
-    commit = commit_of()
-    if not reason and commit.endswith("-dirty"):
-        reason = "a record is of a commit: commit your changes first"
+    try:
+        commit = clean_commit()
+    except CourseError as error:
+        reason = reason or str(error)
     if reason:
         print(reason, file=sys.stderr)
         return 2

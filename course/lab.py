@@ -1,0 +1,26 @@
+"""Opens a lesson in JupyterLab: `python -m course lab`."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from pathlib import Path
+
+from course import fetch
+from course.notebooks import select
+from course.setup import CHECKOUT
+
+
+def choose_file(only: str | None) -> Path:
+    """The notebook to open: lesson 00, or the first that is named."""
+    return select(only or "00")[0]
+
+
+def run(only: str | None) -> int:
+    """Fetch what one lesson takes, then hold JupyterLab open on it until it is closed."""
+    path = choose_file(only)
+    fetch.run([], path.name[:2])
+    file = path.relative_to(CHECKOUT).as_posix()
+    command = [sys.executable, "-m", "jupyterlab", "--ServerApp.root_dir", "."]
+    print(f"opening {file} in JupyterLab; Ctrl-C twice ends it", flush=True)
+    return subprocess.call([*command, file], cwd=CHECKOUT)

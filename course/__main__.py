@@ -251,7 +251,9 @@ def need_packages(action: str) -> None:
     if bare or importlib.util.find_spec("filelock"):
         return
     python = setup.interpreter()
-    where = f"{short_path(Path(sys.executable))} (the course's is {short_path(python)})"
+    where = (
+        f"{short_path(Path(sys.executable))} (the course's is {short_path(python)})"
+    )
     fix = f"python3 -m course setup, then {short_path(python)} -m course {action}"
     raise CourseError("this Python has no packages of the course", where, fix)
 

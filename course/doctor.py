@@ -43,7 +43,7 @@ def run() -> int:
     python = setup.interpreter()
     bare = importlib.util.find_spec("filelock") is None
     if bare and python.exists():
-        command = [python, "-m", "course", "doctor"]
+        command = [str(python), "-m", "course", "doctor"]
         return subprocess.call(command, cwd=setup.CHECKOUT)
     stopped = False
     for look in LOOKS:

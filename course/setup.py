@@ -48,7 +48,9 @@ def run(asked: str = "", tests: bool = False) -> bool:
     asked = asked or os.environ.get("COURSE_TORCH") or "auto"
     if asked not in ASKED:
         fix = f"choose one of {', '.join(ASKED)}"
-        raise CourseError(f"unknown build of PyTorch {asked!r}", "COURSE_TORCH", fix)
+        raise CourseError(
+            f"unknown build of PyTorch {asked!r}", "COURSE_TORCH", fix
+        )
     start = time.monotonic()
     make_environment()
     files = [NEEDED, NEEDED_FOR_TESTS] if tests else [NEEDED]
@@ -103,7 +105,7 @@ def how_to_make_one() -> str:
 
 def make_environment() -> None:
     """Make `.venv`, unless it is there and its pip runs."""
-    command = [interpreter(), "-m", "pip", "--version"]
+    command = [str(interpreter()), "-m", "pip", "--version"]
     with contextlib.suppress(OSError):
         if not subprocess.run(command, capture_output=True).returncode:
             return
@@ -111,7 +113,7 @@ def make_environment() -> None:
     if problem:
         raise CourseError(problem, sys.executable, how_to_make_one())
     print(f"making {short_path(VENV)} with Python {sys.version.split()[0]}")
-    make = [sys.executable, "-m", "venv", "--clear", VENV]
+    make = [sys.executable, "-m", "venv", "--clear", str(VENV)]
     answer = subprocess.run(make, capture_output=True, text=True)
     if answer.returncode:
         words = (answer.stdout + answer.stderr).strip()
@@ -154,19 +156,19 @@ def install_torch(asked: str) -> None:
     if here and asked in ("auto", here):
         return
     build = choose_build(asked, find_driver())
-    place = f" from {build.index}" if build.index else ""
+    place = f" from {build.place}" if build.place else ""
     print(f"PyTorch for {build.kind}{place}: {build.reason}", flush=True)
     problem = why_not_from(build)
     if problem:
         print(f"  not from there: {problem}; pip takes what it finds", flush=True)
     pin = re.search(r"(?m)^torch==\S+", CONSTRAINTS.read_text(encoding="utf-8"))
-    if not pin or (problem or not build.index) and not here:
+    if not pin or (problem or not build.place) and not here:
         return
     options = ["--no-deps", pin[0]]
     if here:
         options.append("--force-reinstall")
-    if build.index and not problem:
-        options += ["--index-url", build.index]
+    if build.place and not problem:
+        options += ["--index-url", build.place]
     install("PyTorch", *options)
 
 
@@ -189,7 +191,7 @@ def why_not_from(build: Build) -> str:
     for name in ("index-url", "no-index"):
         if settings.get(name):
             return f"pip is set to {name}={settings[name]}"
-    if not build.index or answers(f"{build.index}/torch/", settings):
+    if not build.place or answers(f"{build.place}/torch/", settings):
         return ""
     return f"it does not answer within {PATIENCE} s"
 
@@ -251,6 +253,8 @@ def install(what: str, *arguments: object) -> None:
     """Let pip install something, showing how far it is; all that it says is kept in `.venv/setup.log`."""
     command = [str(interpreter()), "-m", "pip", "install"]
     command += ["--disable-pip-version-check", "--progress-bar=off"]
+    # Python compiles what is imported when it is imported, which is a small part of it all.
+    command.append("--no-compile")
     command += map(str, arguments)
     progress = Progress(what)
     lines: queue.Queue[str] = queue.Queue()

@@ -33,10 +33,10 @@ class Driver(NamedTuple):
 
 
 class Build(NamedTuple):
-    """A build of PyTorch, `cpu` or `cuda`: the index that has it, empty for pip's own, and why."""
+    """A build of PyTorch, `cpu` or `cuda`: the place that has it, empty for pip's own, and why."""
 
     kind: str
-    index: str
+    place: str
     reason: str
 
 

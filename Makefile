@@ -14,7 +14,7 @@ COURSE  := $(VPY) -m course
 CHOSEN  := --profile $(PROFILE) $(if $(ONLY),--only "$(ONLY)")
 
 .DEFAULT_GOAL := help
-.PHONY: help setup doctor assets run lab test style bench report check release-check faults sync clean
+.PHONY: help setup doctor assets run lab work test style bench report check release-check faults sync clean
 .PHONY: .venv/.installed-for-tests
 
 help:           ## list the targets
@@ -32,6 +32,9 @@ doctor:         ## say what this machine has and what it lacks; nothing is insta
 
 lab: setup      ## open lesson 00 in JupyterLab, or ONLY=07 that one
 	@$(COURSE) lab --only "$(ONLY)"
+
+work: setup     ## copy the lessons into work/ for yourself, or bring those copies up to date
+	@$(COURSE) work
 
 assets: setup   ## fetch the weights and data of the chosen lessons
 	@$(COURSE) fetch --for "$(ONLY)"

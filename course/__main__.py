@@ -22,6 +22,7 @@ HELP = """what to do:
   setup    make .venv and install what a run needs
   doctor   say what this machine has and what it lacks
   lab      open a lesson in JupyterLab, lesson 00 unless --only names another
+  work     copy the lessons into work/ for yourself, or bring those copies up to date
   fetch    fetch the weights and data that lessons take: those named, or all
   run      execute the lessons, hold their figures to expected/, write the report as they finish
   check    hold the last run to expected/, and generated cells to their sources
@@ -230,6 +231,13 @@ def lab(options: Namespace) -> int:
     return lab.run(options.only)
 
 
+def work(options: Namespace) -> int:
+    """Make or renew a learner's own copies."""
+    from course import work
+
+    return work.run()
+
+
 def chore(options: Namespace) -> int:
     """What a maintainer does besides."""
     from course import chores
@@ -237,7 +245,7 @@ def chore(options: Namespace) -> int:
     return chores.run(options)
 
 
-EARLY = {"setup": make, "doctor": examine, "fetch": fetch, "lab": lab}
+EARLY = {"setup": make, "doctor": examine, "fetch": fetch, "lab": lab, "work": work}
 ACTIONS = {"run": run, "check": check, "report": report, "sync": sync, "keep": keep}
 ACTIONS |= {"elsewhere": elsewhere, "publish": publish}
 CHORES = dict.fromkeys(

@@ -8,19 +8,22 @@ from pathlib import Path
 
 from course import fetch
 from course.notebooks import select
-from course.setup import CHECKOUT
+from course.work import WORK
+from utils.errors import ROOT
 
 
 def choose_file(only: str | None) -> Path:
-    """The notebook to open: lesson 00, or the first that is named."""
-    return select(only or "00")[0]
+    """The notebook to open: lesson 00 or the first that is named, her own copy where there is one."""
+    path = select(only or "00")[0]
+    hers = WORK / path.name
+    return hers if hers.exists() else path
 
 
 def run(only: str | None) -> int:
     """Fetch what one lesson takes, then hold JupyterLab open on it until it is closed."""
     path = choose_file(only)
     fetch.run([], path.name[:2])
-    file = path.relative_to(CHECKOUT).as_posix()
+    file = path.relative_to(ROOT).as_posix()
     command = [sys.executable, "-m", "jupyterlab", "--ServerApp.root_dir", "."]
     print(f"opening {file} in JupyterLab; Ctrl-C twice ends it", flush=True)
-    return subprocess.call([*command, file], cwd=CHECKOUT)
+    return subprocess.call([*command, file], cwd=ROOT)

@@ -50,18 +50,17 @@ def bring(path: Path, known: dict[str, str]) -> str:
     """Bring one lesson up to date: what was done, or the name of the file put beside hers."""
     new = edition(path)
     hers = WORK / path.name
-    if not hers.exists():
+    there = hers.exists()
+    written = edition(hers) if there else ""
+    if not there or written == known.get("began") != new:
         shutil.copy(path, hers)
         known.update(began=new, given=new)
-        return "copied"
-    if known.get("given") == new or edition(hers) == new:
-        known["given"] = new
+        return "renewed" if there else "copied"
+    if written == new:
+        known.update(began=new, given=new)
+    if known.get("given") == new:
         return "as it was"
     known["given"] = new
-    if edition(hers) == known.get("began"):
-        shutil.copy(path, hers)
-        known["began"] = new
-        return "renewed"
     beside = free_name(path)
     shutil.copy(path, beside)
     return beside.name

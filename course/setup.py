@@ -63,8 +63,10 @@ def run(asked: str = "", tests: bool = False) -> bool:
     LOG.write_text("")
     install_torch(asked)
     for file in files:
-        install(f"packages of {file.name}", "-c", CONSTRAINTS, "-r", file)
-    install("course", "--no-deps", "-c", CONSTRAINTS, "-e", CHECKOUT)
+        # setuptools is what the course itself is then installed by.
+        what = f"packages of {file.name}"
+        install(what, "-c", CONSTRAINTS, "-r", file, "setuptools")
+    install("course", "--no-deps", "--no-build-isolation", "-e", CHECKOUT)
     if asked not in ("auto", torch_kind()):
         what = f"PyTorch for {asked} was asked for, and pip has none of that build"
         raise CourseError(what, "COURSE_TORCH", "look into " + short_path(LOG))

@@ -39,7 +39,7 @@ work: setup     ## copy the lessons into work/ for yourself, or bring those copi
 assets: setup   ## fetch the weights and data of the chosen lessons
 	@$(COURSE) fetch --for "$(ONLY)"
 
-run: assets     ## run the chosen lessons headlessly and write a report
+run: setup      ## run the chosen lessons headlessly and write a report
 	@JOBS="$(JOBS)" $(COURSE) run $(CHOSEN) $(if $(FRESH),--fresh)
 
 test: setup     ## the tests of the code, on all cores; the lessons are run by `make run`

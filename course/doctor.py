@@ -120,16 +120,16 @@ def assets_folder() -> Path:
 def look_at_size() -> Iterator[Finding]:
     """Cores and memory, and what they carry."""
     memory = total_memory()
-    cores = f"{count_cores()} cores"
+    cores = f"cores: {count_cores()}, memory:"
     if memory is None:
-        yield Finding("·", f"{cores}; the memory cannot be read here")
+        yield Finding("·", f"{cores} it cannot be read here")
     elif memory < LEAST_MEMORY:
-        text = f"{cores}, {memory / 1e9:.1f} GB of memory"
-        yield Finding("✘", f"{text}: lessons take up to 3 GB", "use Colab")
+        text = f"{cores} {memory / 1e9:.1f} GB"
+        yield Finding("✘", f"{text}; lessons take up to 3 GB", "use Colab")
     else:
-        text = f"{cores}, {memory / 1e9:.1f} GB of memory"
+        text = f"{cores} {memory / 1e9:.1f} GB"
         name = "laptop" if fits_laptop(memory) else "smoke"
-        yield Finding("✔", f"{text}: sizes of profile {name}")
+        yield Finding("✔", f"{text}; `auto` takes the sizes of profile {name}")
 
 
 def look_at_index() -> Iterator[Finding]:
@@ -137,7 +137,10 @@ def look_at_index() -> Iterator[Finding]:
     python = setup.interpreter()
     asked = python if python.exists() else Path(sys.executable)
     settings = setup.pip_settings(asked)
-    settings.setdefault("index-url", os.environ.get("PIP_INDEX_URL", ""))
+    # Before the set-up there may be no pip to ask.
+    for name in ("index-url", "find-links", "cert"):
+        variable = "PIP_" + name.upper().replace("-", "_")
+        settings.setdefault(name, os.environ.get(variable, ""))
     index = settings["index-url"] or "https://pypi.org/simple"
     places = settings.get("find-links", "")
     beside = f", and {places}" if places else ""

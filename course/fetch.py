@@ -12,6 +12,7 @@ import html
 import io
 import re
 import shutil
+import sys
 import time
 from pathlib import Path
 from typing import Any

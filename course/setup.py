@@ -200,7 +200,7 @@ def why_not_from(build: Build) -> str:
 
 def answers(address: str, settings: Settings) -> bool:
     """Whether an address answers soon."""
-    cafile = settings.get("cert")
+    cafile = settings.get("cert") or None
     with contextlib.suppress(OSError, ValueError):
         context = ssl.create_default_context(cafile=cafile)
         asked = urllib.request.Request(address, method="HEAD")

@@ -302,8 +302,8 @@ def test_the_doctor_looks_before_anything_is_installed(monkeypatch):
 @pytest.mark.parametrize(
     "name, value, line",
     [
-        ("total_memory", lambda: None, "· .* the memory cannot be read here"),
-        ("total_memory", lambda: 2_000_000_000, "✘ .*2.0 GB of memory"),
+        ("total_memory", lambda: None, "· .*memory: it cannot be read here"),
+        ("total_memory", lambda: 2_000_000_000, "✘ .*memory: 2.0 GB;"),
         (
             "look_at_python",
             lambda: [doctor.Finding("✘", "old", "do")],
@@ -418,7 +418,7 @@ def test_a_copy_that_she_brought_up_to_date_herself_is_renewed_again(shelf):
 
 def test_the_lab_opens_her_copy_where_there_is_one(shelf, monkeypatch):
     called = []
-    monkeypatch.setattr(fetch, "run", lambda names, only: called.append(only))
+    monkeypatch.setattr(fetch, "fetch_all", lambda items: called.append(len(items)))
     monkeypatch.setattr(
         lab.subprocess, "call", lambda line, cwd: called.append(line[-1])
     )
@@ -431,4 +431,4 @@ def test_the_lab_opens_her_copy_where_there_is_one(shelf, monkeypatch):
         "notebooks/05_b.ipynb",
         "work/05_b.ipynb",
     ]
-    assert called[::2] == ["00", "05", "05"]
+    assert called[::2] == [0, 0, 0]

@@ -25,6 +25,8 @@ def run(only: str | None) -> int:
     # One that cannot be had is told, and keeps nobody from reading.
     fetch.fetch_all(fetch.taken_by(path))
     file = path.relative_to(ROOT).as_posix()
-    command = [sys.executable, "-m", "jupyterlab", "--ServerApp.root_dir", "."]
+    command = [sys.executable, "-m", "jupyterlab", "--ServerApp.root_dir=."]
+    # Where no browser can be opened, the address that is printed leads to the lesson.
+    command.append(f"--LabApp.default_url=/lab/tree/{file}")
     print(f"opening {file} in JupyterLab; Ctrl-C twice ends it", flush=True)
-    return subprocess.call([*command, file], cwd=ROOT)
+    return subprocess.call(command, cwd=ROOT)

@@ -142,7 +142,8 @@ class BareRoot:
         mount("--rbind", "/dev", self.root / "dev")
         for path in {*shared_folders(pip_environment()), ROOT, git_folder()}:
             self.share(path)
-        shutil.copy("/etc/resolv.conf", self.root / "etc/resolv.conf")
+        for name in ("hosts", "resolv.conf"):
+            shutil.copy(f"/etc/{name}", self.root / "etc" / name)
         home = self.root / HOME[1:]
         home.mkdir()
         # The address of the README stands for this checkout.
@@ -219,7 +220,7 @@ class BareRoot:
 
 def answers(line: str) -> bool:
     """Whether a line names JupyterLab's address and the server gives the notebook that it opens."""
-    address = re.search(r"http://localhost:\d+/\S*token=\w+", line)
+    address = re.search(r"http://(localhost|127.0.0.1):\d+/\S*token=\w+", line)
     if not address:
         return False
     parts = urlparse(address[0])

@@ -420,7 +420,9 @@ def test_the_lab_opens_her_copy_where_there_is_one(shelf, monkeypatch):
     called = []
     monkeypatch.setattr(fetch, "fetch_all", lambda items: called.append(len(items)))
     monkeypatch.setattr(
-        lab.subprocess, "call", lambda line, cwd: called.append(line[-1])
+        lab.subprocess,
+        "call",
+        lambda line, cwd: called.append(line[-1].split("/tree/")[1]),
     )
     lab.run("")
     lab.run("05")

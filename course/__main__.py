@@ -83,7 +83,7 @@ def run(options: Namespace, profile: Profile) -> Problems:
 
     if importlib.util.find_spec("ipykernel") is None:
         what = "no kernel is installed: ipykernel is missing"
-        raise CourseError(what, sys.prefix, "run `make setup`")
+        raise CourseError(what, sys.prefix, "python3 -m course setup")
     start = time.perf_counter()
     paths = select(options.only)
     dials = read_dials(options.dials, paths)

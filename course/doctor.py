@@ -60,7 +60,8 @@ def next_command(bare: bool) -> str:
     """What a learner types when all is well."""
     if bare:
         return "python3 -m course setup"
-    return f"{short_path(setup.programs() / 'course')} lab"
+    program = setup.programs() / "course"
+    return f"{short_path(program) if program.exists() else 'course'} lab"
 
 
 def look_at_python() -> Iterator[Finding]:

@@ -53,16 +53,15 @@ def run(asked: str = "", tests: bool = False) -> bool:
         )
     start = time.monotonic()
     make_environment()
-    files = [NEEDED, NEEDED_FOR_TESTS] if tests else [NEEDED]
-    name = ".installed-for-tests" if tests else ".installed"
-    stamp = VENV / name
-    mark = fingerprint([*files, CONSTRAINTS, CHECKOUT / "pyproject.toml"])
-    done = stamp.exists() and stamp.read_text() == mark
+    marks = marks_of(tests)
+    done = all(
+        stamp.exists() and stamp.read_text() == marks[stamp] for stamp in marks
+    )
     if done and asked in ("auto", torch_kind()):
         return False
     LOG.write_text("")
     install_torch(asked)
-    for file in files:
+    for file in [NEEDED, NEEDED_FOR_TESTS] if tests else [NEEDED]:
         # setuptools is what the course itself is then installed by.
         what = f"packages of {file.name}"
         install(what, "-c", CONSTRAINTS, "-r", file, "setuptools")
@@ -70,17 +69,25 @@ def run(asked: str = "", tests: bool = False) -> bool:
     if asked not in ("auto", torch_kind()):
         what = f"PyTorch for {asked} was asked for, and pip has none of that build"
         raise CourseError(what, "COURSE_TORCH", "look into " + short_path(LOG))
-    stamp.write_text(mark)
-    if not tests:
-        (VENV / ".installed").write_text(mark)
+    for stamp, mark in marks.items():
+        stamp.write_text(mark)
     seconds = f"{time.monotonic() - start:.0f} s"
     print(f"set up in {seconds} with PyTorch {torch_version()}")
     print(f"next: {short_path(programs() / 'course')} lab")
     return True
 
 
-def fingerprint(files: list[Path]) -> str:
-    """A hash of what an environment is made from."""
+def marks_of(tests: bool) -> dict[Path, str]:
+    """The stamps that an environment has when it is done, each with a hash of what it is made from."""
+    base = [NEEDED, CONSTRAINTS, CHECKOUT / "pyproject.toml"]
+    marks = {VENV / ".installed": hash_of(base)}
+    if tests:
+        marks[VENV / ".installed-for-tests"] = hash_of([*base, NEEDED_FOR_TESTS])
+    return marks
+
+
+def hash_of(files: list[Path]) -> str:
+    """A hash of the content of files."""
     together = b"".join(path.read_bytes() for path in files)
     return hashlib.sha256(together).hexdigest()
 
@@ -128,8 +135,9 @@ def make_environment() -> None:
 
 def read_torch(name: str) -> str:
     """One line of the `torch/version.py` that is installed; empty without it. Nothing is imported."""
+    prefix = VENV if VENV.exists() else Path(sys.prefix)
     for folder in ("lib/python*", "Lib"):
-        for path in VENV.glob(f"{folder}/site-packages/torch/version.py"):
+        for path in prefix.glob(f"{folder}/site-packages/torch/version.py"):
             text = path.read_text(encoding="utf-8")
             line = re.search(rf"(?m)^{name}\b.*?= *(.*)$", text)
             return line[1].strip("'\"") if line else ""
@@ -149,29 +157,36 @@ def torch_kind() -> str:
     return "cpu" if cuda == "None" else "cuda"
 
 
+def pinned_torch() -> str:
+    """The release of PyTorch in the constraints, such as `2.13.0`."""
+    pins = CONSTRAINTS.read_text(encoding="utf-8")
+    pin = re.search(r"(?m)^torch==([^\s;]+)", pins)
+    return pin[1] if pin else ""
+
+
 def install_torch(asked: str) -> None:
     """Install PyTorch first where the usual wheel is not the one for this machine.
 
     It comes from PyTorch's index alone and without what it needs, which pip's own index has.
     """
-    here = torch_kind()
-    if here and asked in ("auto", here):
+    pin = pinned_torch()
+    right_release = torch_version().partition("+")[0] == pin
+    if right_release and asked in ("auto", torch_kind()):
         return
     build = choose_build(asked, find_driver())
     place = f" from {build.place}" if build.place else ""
     print(f"PyTorch for {build.kind}{place}: {build.reason}", flush=True)
-    problem = why_not_from(build)
+    options = ["--no-deps", f"torch=={pin}"]
+    if right_release:
+        options.append("--force-reinstall")
+    problem = why_not_from(build) if build.place else ""
     if problem:
         print(f"  not from there: {problem}; pip takes what it finds", flush=True)
-    pin = re.search(r"(?m)^torch==\S+", CONSTRAINTS.read_text(encoding="utf-8"))
-    if not pin or (problem or not build.place) and not here:
-        return
-    options = ["--no-deps", pin[0]]
-    if here:
-        options.append("--force-reinstall")
-    if build.place and not problem:
+    elif build.place:
         options += ["--index-url", build.place]
-    install("PyTorch", *options)
+    # Else it comes with all the rest, from where the rest comes from.
+    if right_release or "--index-url" in options:
+        install("PyTorch", *options)
 
 
 def pip_settings(python: Path | str = sys.executable) -> Settings:
@@ -193,7 +208,7 @@ def why_not_from(build: Build) -> str:
     for name in ("index-url", "no-index"):
         if settings.get(name):
             return f"pip is set to {name}={settings[name]}"
-    if not build.place or answers(f"{build.place}/torch/", settings):
+    if answers(f"{build.place}/torch/", settings):
         return ""
     return f"it does not answer within {PATIENCE} s"
 

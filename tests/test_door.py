@@ -133,7 +133,18 @@ def test_the_build_that_is_here_stays_until_another_is_asked_for(environment):
     setup.install_torch("cpu")
     assert environment == []
     setup.install_torch("cuda")
-    assert "--force-reinstall" in environment[0]
+    assert (
+        environment[0][0] == "--no-deps" and "--force-reinstall" in environment[0]
+    )
+
+
+def test_another_release_of_torch_keeps_its_build(environment, monkeypatch):
+    put_torch("None")
+    monkeypatch.setattr(setup, "pinned_torch", lambda: "2.14.0")
+    setup.install_torch("auto")
+    assert environment == [
+        ("--no-deps", "torch==2.14.0", "--index-url", f"{INDEX}/cpu")
+    ]
 
 
 def test_what_was_asked_for_and_did_not_come_is_an_error(environment, monkeypatch):
@@ -154,7 +165,7 @@ def test_a_set_up_that_is_done_is_not_done_again(environment, monkeypatch):
     count = len(environment)
     assert setup.run() is False and len(environment) == count
     assert setup.run(tests=True) is True
-    assert setup.run() is False
+    assert setup.run(tests=True) is False and setup.run() is False
     (setup.VENV / ".installed").write_text("another requirements.txt")
     assert setup.run() is True
 

@@ -337,6 +337,7 @@ def test_readme_names_the_pythons_that_the_set_up_takes() -> None:
     assert f"You need Python {oldest} to {newest}, " in read("README.md")
 
 
+@pytest.mark.release
 def test_readme_says_how_long_the_first_start_took() -> None:
     facts = json.loads(bare_root.RECORD.read_text(encoding="utf-8"))
     table = bare_root.first_start(facts)

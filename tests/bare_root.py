@@ -13,6 +13,7 @@ Linux and root only.
 from __future__ import annotations
 
 import argparse
+import contextlib
 import json
 import os
 import re
@@ -23,6 +24,7 @@ import subprocess
 import sys
 import threading
 import time
+import urllib.error
 import urllib.request
 from collections.abc import Iterator
 from datetime import UTC, datetime
@@ -226,8 +228,12 @@ def answers(line: str) -> bool:
     parts = urlparse(address[0])
     notebook = parts.path.partition("/tree/")[2]
     page = parts._replace(path=f"/api/contents/{notebook}").geturl()
-    with urllib.request.urlopen(page, timeout=60) as answer:
-        return bool(json.load(answer)["content"]["cells"])
+    # The address is told a moment before the server listens.
+    with contextlib.suppress(urllib.error.URLError):
+        with urllib.request.urlopen(page, timeout=60) as answer:
+            return bool(json.load(answer)["content"]["cells"])
+    time.sleep(0.5)
+    return answers(line)
 
 
 def mount(*arguments: object) -> None:

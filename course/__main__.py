@@ -1,4 +1,7 @@
-"""The command line: `python -m course fetch | run | check | report | sync | keep`."""
+"""The command line: `python -m course setup | doctor | lab | run | …`, and the program `course`.
+
+Packages are imported where they are used, because `setup` and `doctor` run before there are any.
+"""
 
 from __future__ import annotations
 
@@ -10,12 +13,17 @@ from argparse import ArgumentParser, Namespace, RawDescriptionHelpFormatter
 from pathlib import Path
 from typing import Any
 
+from course import setup
 from course.notebooks import edited, parameters, select
 from utils.errors import ROOT, CourseError, build_folder, short_path
 from utils.profiles import Profile, choose_profile
 from utils.show import tolerate_narrow_consoles
 
 HELP = """what to do:
+  setup    make .venv and install what a run needs
+  doctor   say what this machine has and what it lacks
+  lab      open a lesson in JupyterLab, lesson 00 unless --only names another
+  work     copy the lessons into work/ for yourself, or bring those copies up to date
   fetch    fetch the weights and data that lessons take: those named, or all
   run      execute the lessons, hold their figures to expected/, write the report as they finish
   check    hold the last run to expected/, and generated cells to their sources
@@ -23,7 +31,8 @@ HELP = """what to do:
   sync     write headers, set-up cells, footers and the README's table
   keep     make the last run the record: results/, and at laptop the committed outputs
   elsewhere  run tests and lessons in other environments: oldest, locked, newest, colab
-  publish  write the copies of the lessons that Colab and Kaggle open into build/publish"""
+  publish  write the copies of the lessons that Colab and Kaggle open into build/publish
+  test, style, bench, faults, release-check, clean: what `make` says of them"""
 Problems = list[tuple[Path, str]]
 
 
@@ -32,7 +41,7 @@ def parse(arguments: list[str] | None) -> Namespace:
     form = RawDescriptionHelpFormatter
     parser = ArgumentParser("python -m course", epilog=HELP, formatter_class=form)
     add = parser.add_argument
-    add("action", choices=["fetch", *ACTIONS])
+    add("action", choices=[*EARLY, *ACTIONS, *CHORES])
     add("names", nargs="*", metavar="NAME", help="what to fetch, or where to run")
     add("--profile", default="auto", help="smoke, laptop, gpu, cluster or auto")
     add("--only", "--for", help="lessons: 05, 04-07 or 00,02")
@@ -41,6 +50,8 @@ def parse(arguments: list[str] | None) -> Namespace:
     add("--strict", action="store_true", help="check what is committed, too")
     add("--list", action="store_true", help="fetch nothing, say what there is")
     add("--renew", action="store_true", help="write the list of a place anew")
+    add("--torch", help="set-up: the build of PyTorch, cpu, cuda or auto")
+    add("--tests", action="store_true", help="set-up: the test tools, too")
     add("-p", dest="dials", action="append", default=[], metavar="NAME=VALUE")
     options = parser.parse_intermixed_args(arguments)
     if options.names and options.action not in ("fetch", "elsewhere"):
@@ -73,7 +84,7 @@ def run(options: Namespace, profile: Profile) -> Problems:
 
     if importlib.util.find_spec("ipykernel") is None:
         what = "no kernel is installed: ipykernel is missing"
-        raise CourseError(what, sys.prefix, "run `make setup`")
+        raise CourseError(what, sys.prefix, "python3 -m course setup")
     start = time.perf_counter()
     paths = select(options.only)
     dials = read_dials(options.dials, paths)
@@ -192,8 +203,68 @@ def publish(options: Namespace, profile: Profile) -> Problems:
     return []
 
 
+def make(options: Namespace) -> int:
+    """Set up; says so where there is nothing to do."""
+    if not setup.run(options.torch, options.tests):
+        print("set up already")
+    return 0
+
+
+def examine(options: Namespace) -> int:
+    """Say what this machine has and what it lacks."""
+    from course import doctor
+
+    return doctor.run()
+
+
+def fetch(options: Namespace) -> int:
+    """Fetch or list assets."""
+    from course import fetch
+
+    fetch.run(options.names, options.only, options.list, options.fresh)
+    return 0
+
+
+def lab(options: Namespace) -> int:
+    """Fetch what one lesson takes, and open it."""
+    from course import lab
+
+    return lab.run(options.only)
+
+
+def work(options: Namespace) -> int:
+    """Make or renew a learner's own copies."""
+    from course import work
+
+    return work.run()
+
+
+def chore(options: Namespace) -> int:
+    """What a maintainer does besides."""
+    from course import chores
+
+    return chores.run(options)
+
+
+EARLY = {"setup": make, "doctor": examine, "fetch": fetch, "lab": lab, "work": work}
 ACTIONS = {"run": run, "check": check, "report": report, "sync": sync, "keep": keep}
 ACTIONS |= {"elsewhere": elsewhere, "publish": publish}
+CHORES = dict.fromkeys(
+    ["test", "style", "bench", "faults", "release-check", "clean"], chore
+)
+
+
+def need_packages(action: str) -> None:
+    """An error that says how to get the packages, where this Python has none."""
+    bare = action in ("setup", "doctor", "clean")
+    if bare or importlib.util.find_spec("filelock"):
+        return
+    python = setup.interpreter()
+    where = (
+        f"{short_path(Path(sys.executable))} (the course's is {short_path(python)})"
+    )
+    fix = f"python3 -m course setup, then {short_path(python)} -m course {action}"
+    raise CourseError("this Python has no packages of the course", where, fix)
 
 
 def main(arguments: list[str] | None = None) -> int:
@@ -201,11 +272,9 @@ def main(arguments: list[str] | None = None) -> int:
     tolerate_narrow_consoles()
     options = parse(arguments)
     try:
-        if options.action == "fetch":
-            from course import fetch
-
-            fetch.run(options.names, options.only, options.list, options.fresh)
-            return 0
+        need_packages(options.action)
+        if options.action not in ACTIONS:
+            return {**EARLY, **CHORES}[options.action](options)
         profile, reason = choose_profile(options.profile)
         if options.action == "run":
             print(f"profile {profile.name} ({reason})", flush=True)

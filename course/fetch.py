@@ -7,13 +7,11 @@ classroom without a network needs nothing more.
 
 from __future__ import annotations
 
-import ast
 import contextlib
 import html
 import io
 import re
 import shutil
-import subprocess
 import sys
 import time
 from pathlib import Path
@@ -22,26 +20,13 @@ from urllib.parse import urljoin, urlparse
 from urllib.request import url2pathname
 
 from course.notebooks import calls, select
+from course.setup import Settings, pip_settings
 from utils import artifacts
 from utils.archives import unpack
 from utils.assets import Asset, catalogue, find, home, pins
 from utils.errors import CourseError
 
-Settings = dict[str, str]
 LINK = re.compile(r'<a\s[^>]*?href="([^"#]+)(?:#sha256=(\w+))?"')
-
-
-def pip_settings() -> Settings:
-    """pip's options for downloads from its files and the environment, which has the last word."""
-    command = [sys.executable, "-m", "pip", "config", "list"]
-    listing = subprocess.run(command, capture_output=True, encoding="utf-8").stdout
-    settings = {}
-    for section in ("global.", "download.", ":env:."):
-        for line in listing.splitlines():
-            name, _, value = line.partition("=")
-            if name.startswith(section):
-                settings[name.removeprefix(section)] = ast.literal_eval(value)
-    return settings
 
 
 def list_places(settings: Settings, project: str) -> list[str]:

@@ -20,7 +20,8 @@ from course import execute, fetch, notebooks, report, results
 from course.results import Result, run_folder
 from utils.artifacts import plain_disk_errors, read_manifest
 from utils.errors import CourseError
-from utils.profiles import Profile
+from utils.machine import count_cores
+from utils.profiles import Profile, tight_memory
 from utils.show import format_memory
 
 # What a lesson costs before anybody has recorded it.
@@ -76,13 +77,6 @@ def make_plan(paths: list[Path], profile: Profile) -> dict[str, Planned]:
         cost = costs.get(path.name[:2], UNKNOWN)
         plan[path.stem] = Planned(path, makers, cost["peak_bytes"])
     return plan
-
-
-def count_cores() -> int:
-    """The cores that this process may use."""
-    if hasattr(os, "sched_getaffinity"):
-        return len(os.sched_getaffinity(0))
-    return os.cpu_count() or 1
 
 
 def count_jobs(profile: Profile) -> int:
@@ -213,7 +207,8 @@ class Run:
                 **APART,
             )
         self.running[result.name] = child
-        print(f"· {result.name} begins", flush=True)
+        warning = tight_memory(result.name[:2], self.profile)
+        print(f"· {result.name} begins {warning}".rstrip(), flush=True)
         task = {"path": str(path), "profile": asdict(self.profile)}
         task["result"] = asdict(result)
         # Its standard input stays open: when it closes, the child knows that we are gone.

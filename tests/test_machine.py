@@ -14,6 +14,7 @@ import torch
 
 from stages.launch import start_method
 from utils import machine, profiles
+from utils.errors import CourseError
 from utils.lesson import Lesson
 
 
@@ -29,6 +30,11 @@ def test_bfloat16_is_chosen_only_where_it_is_faster(monkeypatch):
     for times, dtype in (([2.0, 1.0], torch.bfloat16), ([1.0, 5.0], torch.float32)):
         monkeypatch.setattr(machine, "fastest_of", lambda *given, repeats: times)
         assert machine.choose_dtype("cpu").value is dtype
+
+
+@pytest.fixture(autouse=True)
+def no_device_asked_for(monkeypatch):
+    monkeypatch.delenv("COURSE_DEVICE", raising=False)
 
 
 def fail_of_nvml(*given):
@@ -149,10 +155,87 @@ def test_a_gpu_whose_driver_is_too_old_for_torch_is_left_alone(
     assert os.environ["CUDA_VISIBLE_DEVICES"] == "0", "a question changed something"
     machine.prepare(chosen, machine.Choice(torch.get_num_threads(), ""), 1)
     assert chosen.value == device
-    assert (chosen.reason == "the driver is too old for CUDA 13.0") == (
-        device == "cpu"
-    )
+    too_old = "the driver is too old for CUDA 13.0: install a newer driver"
+    assert chosen.reason.startswith(too_old) == (device == "cpu")
+    # What runs with CUDA 12 has a build of its own.
+    assert ("-m course setup --torch cuda" in chosen.reason) == (device == "cpu")
     assert os.environ["CUDA_VISIBLE_DEVICES"] == ("" if device == "cpu" else "0")
+
+
+@pytest.mark.parametrize(
+    "built, visible, reason",
+    [
+        (None, None, "T4 is here, but this PyTorch has no CUDA: type `"),
+        ("12.6", "", "T4 is here, but CUDA_VISIBLE_DEVICES= hides it"),
+        ("12.6", None, "T4 is here, but PyTorch for CUDA 12.6 does not see it"),
+        ("13.0", None, "the driver is too old for CUDA 13.0"),
+    ],
+)
+def test_a_card_that_torch_cannot_use_is_named_with_what_to_type(
+    machine_with_a_gpu, monkeypatch, built, visible, reason
+):
+    monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
+    if visible is not None:
+        monkeypatch.setenv("CUDA_VISIBLE_DEVICES", visible)
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: 0)
+    monkeypatch.setattr(torch.version, "cuda", built)
+    device = machine.choose_device()
+    assert str(device).startswith(f"cpu ({reason}")
+    assert ("setup --torch cuda`" in device.reason) == (built in (None, "13.0"))
+    monkeypatch.setenv("COURSE_DEVICE", "cuda")
+    with pytest.raises(CourseError, match="COURSE_DEVICE=cuda cannot be had: "):
+        machine.choose_device()
+
+
+@pytest.mark.parametrize("apple", [False, True])
+def test_the_device_that_is_asked_for_is_taken_or_refused(
+    machine_with_a_gpu, monkeypatch, apple
+):
+    monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
+    monkeypatch.setattr(torch.mps, "is_available", lambda: apple)
+    monkeypatch.setenv("COURSE_DEVICE", "cpu")
+    assert str(machine.choose_device()) == "cpu (COURSE_DEVICE asks for it)"
+    assert profiles.measure_profile()[0] is not profiles.GPU
+    monkeypatch.setenv("COURSE_DEVICE", "cuda")
+    assert machine.choose_device().value == "cuda"
+    monkeypatch.setenv("COURSE_DEVICE", "mps")
+    if apple:
+        assert machine.choose_device().value == "mps"
+    else:
+        with pytest.raises(CourseError, match="torch sees no Apple GPU here"):
+            machine.choose_device()
+    monkeypatch.setenv("COURSE_DEVICE", "gpu")
+    with pytest.raises(CourseError, match="unknown device 'gpu'"):
+        machine.choose_device()
+
+
+def test_apples_gpu_is_named_and_left_alone(monkeypatch):
+    monkeypatch.setattr(pynvml, "nvmlInit", fail_of_nvml)
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: 0)
+    monkeypatch.setattr(torch.mps, "is_available", lambda: True)
+    monkeypatch.setenv("ACCELERATE_USE_CPU", "")
+    device = machine.choose_device()
+    assert str(device) == "cpu (an Apple GPU is here; COURSE_DEVICE=mps uses it)"
+    machine.prepare(device, machine.Choice(torch.get_num_threads(), ""), 1)
+    # Or Accelerate and the Trainer would take it.
+    assert os.environ["ACCELERATE_USE_CPU"] == "true"
+
+
+def test_a_container_has_the_memory_that_it_was_given(monkeypatch):
+    whole = psutil.virtual_memory().total
+    limit = {"text": "2000000000\n"}
+    monkeypatch.setattr(machine.Path, "read_text", lambda path: limit["text"])
+    assert machine.total_memory() == 2_000_000_000
+    limit["text"] = "max\n"
+    assert machine.total_memory() == whole
+
+
+def test_memory_that_nobody_tells_is_unknown_and_not_nothing(monkeypatch):
+    monkeypatch.setitem(sys.modules, "psutil", None)
+    assert abs(machine.total_memory() - os.sysconf("SC_PHYS_PAGES") * 4096) < 1e9
+    monkeypatch.delattr(os, "sysconf")
+    assert machine.total_memory() is None
+    assert machine.machine_facts()["memory"] == "unknown"
 
 
 def test_a_ratio_of_speeds_keeps_its_digits(monkeypatch):

@@ -6,6 +6,7 @@ import ast
 import functools
 import hashlib
 import importlib.metadata as metadata
+import json
 import re
 import shutil
 import subprocess
@@ -20,7 +21,10 @@ from packaging.requirements import Requirement
 from packaging.specifiers import SpecifierSet
 from packaging.utils import canonicalize_name
 
+from course import __main__ as command
+from course import setup
 from course.notebooks import code_cells, select, sizes
+from tests import bare_root
 from utils import assets
 from utils.profiles import PROFILES
 
@@ -163,7 +167,8 @@ def test_environment_takes_python_from_conda_and_the_rest_from_requirements() ->
     assert held["name"] == project()["project"]["name"]
     assert held["channels"] == ["conda-forge", "nodefaults"]
     python, pip, rest = held["dependencies"]
-    assert pip == "pip" and rest == {"pip": ["-r requirements.txt", "-e ."]}
+    wanted = ["-c constraints/locked.txt", "-r requirements.txt", "-e ."]
+    assert pip == "pip" and rest == {"pip": wanted}
     name, version = python.split("=")
     assert name == "python"
     assert SpecifierSet(project()["project"]["requires-python"]).contains(version)
@@ -315,6 +320,56 @@ def test_readme_names_the_lessons_that_a_large_profile_changes() -> None:
         "smoke",
         "laptop",
     }
+
+
+def test_readme_says_how_many_hours_the_lessons_take() -> None:
+    hours = sum(about(path)["hours"] for path in select())
+    assert f"take about {hours:.0f} hours of study" in read("README.md")
+
+
+def about(path: Path) -> dict[str, Any]:
+    """What a lesson says of itself."""
+    return json.loads(path.read_text(encoding="utf-8"))["metadata"]["course"]
+
+
+def test_readme_names_every_public_target_with_its_word() -> None:
+    rows = re.findall(
+        r"^\| `make ([a-z-]+)[^`]*` \| `course ([a-z-]+)", read("README.md"), re.M
+    )
+    assert len(rows) >= 8
+    assert [pair for pair in rows if pair[0] != pair[1]] == []
+    assert {word for _, word in rows} <= {
+        *command.EARLY,
+        *command.ACTIONS,
+        *command.CHORES,
+    }
+
+
+def test_readme_names_the_pythons_that_the_set_up_takes() -> None:
+    oldest = project()["project"]["requires-python"].removeprefix(">=")
+    newest = ".".join(map(str, setup.NEWEST))
+    assert f"You need Python {oldest} to {newest}, " in read("README.md")
+
+
+@pytest.mark.release
+def test_readme_says_how_long_the_first_start_took() -> None:
+    facts = json.loads(bare_root.RECORD.read_text(encoding="utf-8"))
+    table = bare_root.first_start(facts)
+    assert bare_root.fill(read("README.md"), table) == read("README.md")
+    assert all(step["ended"] in ("0", "answered") for step in facts["typed"])
+
+
+def test_readme_keeps_a_place_for_the_sets_it_is_known_to_run_with() -> None:
+    section = read("README.md").split("## Where it is known to run")[1]
+    assert re.match(r"\s*<!-- sets:begin -->.*?<!-- sets:end -->", section, re.S)
+
+
+def test_the_bare_root_types_what_the_readme_says() -> None:
+    typed = bare_root.commands(everything=False)
+    assert typed[0].startswith("git clone https://") and typed[1] == "cd course"
+    assert {"make lab", "python3 -m course setup", "make run ONLY=00"} <= set(typed)
+    assert "make run" in bare_root.commands(everything=True)
+    assert not any("#" in command or "conda" in command for command in typed)
 
 
 def test_readme_says_what_the_assets_cost() -> None:

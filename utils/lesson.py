@@ -20,7 +20,7 @@ from IPython.display import display
 from utils import artifacts, machine
 from utils.artifacts import Facts
 from utils.errors import ROOT, CourseError, build_folder
-from utils.profiles import choose_profile
+from utils.profiles import choose_profile, tight_memory
 from utils.show import format_bytes, format_figure
 
 Check = Callable[[], None]
@@ -56,6 +56,9 @@ class Lesson:
         facts = machine.machine_facts()
         libraries = ("python", "torch", "transformers", "datasets")
         print(" | ".join(f"{name} {facts[name]}" for name in libraries))
+        warning = tight_memory(number, self.profile)
+        if warning:
+            print(f"memory {warning}")
         print(f"device {self.device}\ndtype {self.dtype}\nthreads {self.threads}")
 
     def pick(self, **sizes: Any) -> Any:

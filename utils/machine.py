@@ -14,11 +14,15 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from utils.errors import Choice
+from utils.errors import Choice, CourseError, short_path
 from utils.show import format_bytes
 
 # A way must be this much faster before it is worth its price.
 CLEARLY_FASTER = 1.3
+# What COURSE_DEVICE may ask for.
+DEVICES = ("cpu", "cuda", "mps")
+# The oldest generation of CUDA for which PyTorch still has a build.
+OLDEST_CUDA = 12
 LIBRARIES = ("torch", "transformers", "datasets", "tokenizers", "accelerate")
 
 
@@ -46,6 +50,34 @@ def fastest_of(*works: Callable[[], object], repeats: int = 5) -> list[float]:
             work()
             seconds.append(time.perf_counter() - start)
     return [min(seconds[1:]) for seconds in times]
+
+
+def count_cores() -> int:
+    """The cores that this process may use."""
+    if hasattr(os, "sched_getaffinity"):
+        return len(os.sched_getaffinity(0))
+    return os.cpu_count() or 1
+
+
+def total_memory() -> int | None:
+    """Bytes of memory that processes here share; None where nobody says."""
+    with contextlib.suppress(Exception):  # as many kinds as there are systems
+        import psutil
+
+        return limit_of_container(psutil.virtual_memory().total)
+    with contextlib.suppress(AttributeError, OSError, ValueError):
+        pages = os.sysconf("SC_PHYS_PAGES")
+        return limit_of_container(pages * os.sysconf("SC_PAGE_SIZE"))
+    return None
+
+
+def limit_of_container(memory: int) -> int:
+    """The memory of the machine, or the smaller part of it that a container gets."""
+    with contextlib.suppress(OSError, ValueError):  # "max": there is no limit
+        return min(
+            memory, int(Path("/sys/fs/cgroup/memory.max").read_text("utf-8"))
+        )
+    return memory
 
 
 def private_memory_name() -> str:
@@ -138,19 +170,44 @@ def first_gpu() -> Card:
 
 
 def why_no_cuda() -> str:
-    """Why torch cannot use a GPU, or nothing if it can; no CUDA context is made by asking."""
+    """Why torch cannot use a GPU, and what to do about it, or nothing if it can.
+
+    No CUDA context is made by asking.
+    """
     import torch
 
     built = torch.version.cuda
-    if not torch.cuda.device_count():
-        return "torch sees no GPU"
     with nvidia_driver() as driver:
-        # A card of another make: torch has counted what it can use.
-        if driver is None or not built:
-            return ""
-        newest = driver.nvmlSystemGetCudaDriverVersion() // 1000
-    too_old = newest < int(built.split(".")[0])
-    return f"the driver is too old for CUDA {built}" if too_old else ""
+        newest = driver.nvmlSystemGetCudaDriverVersion() if driver else 0
+    # Without a driver of NVIDIA's it is a card of another make: torch has counted what it can use.
+    if newest and built and newest // 1000 < int(built.split(".")[0]):
+        way = "install a newer driver from nvidia.com"
+        if newest // 1000 >= OLDEST_CUDA:
+            way += f", or type {torch_command()}"
+        return f"the driver is too old for CUDA {built}: {way}"
+    if torch.cuda.device_count():
+        return ""
+    return why_no_gpu_is_seen(built)
+
+
+def why_no_gpu_is_seen(built: str | None) -> str:
+    """Why torch counts no GPU; `built` is the CUDA that it was built for."""
+    names = [card.name for card in list_gpus()]
+    if not names:
+        return "torch sees no GPU"
+    here = f"{names[0]} is here, but"
+    if not built:
+        return f"{here} this PyTorch has no CUDA: type {torch_command()}"
+    visible = os.environ.get("CUDA_VISIBLE_DEVICES")
+    if visible is not None:
+        return f"{here} CUDA_VISIBLE_DEVICES={visible} hides it"
+    return f"{here} PyTorch for CUDA {built} does not see it: restart the machine"
+
+
+def torch_command() -> str:
+    """What installs the build of PyTorch that this machine's card can use."""
+    python = short_path(Path(sys.executable))
+    return f"`{python} -m course setup --torch cuda`"
 
 
 def print_gpu_utilization() -> None:
@@ -166,25 +223,55 @@ def print_gpu_utilization() -> None:
 
 
 def choose_device() -> Choice:
-    """The accelerator if torch can use one, else the CPU."""
+    """What COURSE_DEVICE asks for; else the NVIDIA or AMD GPU if torch can use one; else the CPU.
+
+    Apple's GPU is taken only when it is asked for, because its figures are not those of a CPU.
+    """
     import torch
 
-    reason = why_no_cuda()
-    if not reason:
+    asked = asked_device()
+    if asked == "cpu":
+        return Choice("cpu", "COURSE_DEVICE asks for it")
+    apple = torch.mps.is_available()
+    if asked == "mps":
+        if not apple:
+            refuse_device(asked, "torch sees no Apple GPU here")
+        return Choice("mps", "Apple GPU, COURSE_DEVICE asks for it")
+    problem = why_no_cuda()
+    if not problem:
         card = first_gpu()
         return Choice("cuda", f"{card.name}, {format_bytes(card.total)}")
-    if torch.mps.is_available():
-        return Choice("mps", "Apple GPU")
-    return Choice("cpu", reason)
+    if asked:
+        refuse_device(asked, problem)
+    if apple:
+        problem = "an Apple GPU is here; COURSE_DEVICE=mps uses it"
+    return Choice("cpu", problem)
+
+
+def asked_device() -> str:
+    """What COURSE_DEVICE asks for, or nothing; a word that is no device is an error."""
+    asked = os.environ.get("COURSE_DEVICE", "")
+    if asked and asked not in DEVICES:
+        fix = f"choose one of {', '.join(DEVICES)}, or unset it"
+        raise CourseError(f"unknown device {asked!r}", "COURSE_DEVICE", fix)
+    return asked
+
+
+def refuse_device(asked: str, problem: str) -> None:
+    """Say that what COURSE_DEVICE asks for cannot be had."""
+    what = f"COURSE_DEVICE={asked} cannot be had: {problem}"
+    raise CourseError(what, "COURSE_DEVICE", "do that, or unset it")
 
 
 def prepare(device: Choice, threads: Choice, seed: int) -> None:
-    """Take what was chosen: threads, seed, and no GPU that torch counts and cannot use."""
+    """Take what was chosen: threads, seed, and no GPU that torch counts and this lesson does not use."""
     import torch
 
+    # Or Accelerate and the Trainer would take it.
     if device.value != "cuda" and torch.cuda.device_count():
-        # Or Accelerate and the Trainer would take it.
         os.environ["CUDA_VISIBLE_DEVICES"] = ""
+    if device.value == "cpu" and torch.mps.is_available():
+        os.environ["ACCELERATE_USE_CPU"] = "true"
     torch.set_num_threads(threads.value)
     set_seed(seed)
 
@@ -238,17 +325,16 @@ def choose_threads(fixed: int | None = None) -> Choice:
 
 def machine_facts() -> dict[str, str]:
     """What a reader of a figure must know: processor, memory, GPU, system and versions."""
-    import psutil
-
     # On Linux `platform` does not know the processor's name.
     cpuinfo = Path("/proc/cpuinfo")
     text = cpuinfo.read_text(encoding="utf-8") if cpuinfo.exists() else ""
     named = re.search(r"model name\s*: (.+)", text)
+    memory = total_memory()
     facts = {
         "system": f"{platform.system()} {platform.machine()}",
         "processor": named[1] if named else platform.processor(),
         "cores": str(os.cpu_count()),
-        "memory": format_bytes(psutil.virtual_memory().total),
+        "memory": format_bytes(memory) if memory else "unknown",
         "gpu": ", ".join(card.name for card in list_gpus()) or "none",
         "python": platform.python_version(),
     }

@@ -32,8 +32,8 @@ from pathlib import Path
 from typing import Any
 from urllib.parse import urlparse
 
+from course.checkout import clean_commit
 from course.setup import pip_settings
-from tests.faults.planted import commit_of
 from utils import artifacts
 from utils.errors import ROOT, CourseError, build_folder
 from utils.machine import count_cores, machine_facts
@@ -308,7 +308,7 @@ def run(everything: bool, record: bool) -> int:
     place = build_folder() / "bare_root" / "run"
     shutil.rmtree(place, ignore_errors=True)
     bare = BareRoot(make_base(), place)
-    facts: Facts = {"commit": commit_of(), "date": str(datetime.now(UTC).date())}
+    facts: Facts = {"commit": clean_commit(), "date": str(datetime.now(UTC).date())}
     facts["machine"] = machine_facts()
     facts["machine"]["cores allowed"] = str(count_cores())
     facts["absent"] = absent(bare)
@@ -338,9 +338,8 @@ def main() -> int:
     parser.add_argument("--try", dest="record", action="store_false")
     parser.add_argument("--inside", action="store_true", help=argparse.SUPPRESS)
     options = parser.parse_args()
-    if options.record and commit_of().endswith("-dirty"):
-        what = "this checkout has changes that no commit has"
-        raise CourseError(what, ROOT, "commit them, or write --try")
+    if options.record:
+        clean_commit()
     if options.inside:
         return run(options.all, options.record)
     space = [

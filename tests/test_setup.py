@@ -359,9 +359,11 @@ def test_readme_says_how_long_the_first_start_took() -> None:
     assert all(step["ended"] in ("0", "answered") for step in facts["typed"])
 
 
-def test_readme_keeps_a_place_for_the_sets_it_is_known_to_run_with() -> None:
+def test_readme_keeps_the_table_of_where_it_is_known_to_run() -> None:
     section = read("README.md").split("## Where it is known to run")[1]
-    assert re.match(r"\s*<!-- sets:begin -->.*?<!-- sets:end -->", section, re.S)
+    assert re.match(
+        r"\s*<!-- places:begin -->.*?<!-- places:end -->", section, re.S
+    )
 
 
 def test_the_bare_root_types_what_the_readme_says() -> None:

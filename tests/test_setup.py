@@ -38,7 +38,7 @@ MACHINES = {
         "sys_platform": system,
     }
     for system in ("linux", "darwin", "win32")
-    for python in ("3.11.2", "3.11.9", "3.13.1")
+    for python in ("3.11.2", "3.11.9", "3.13.1", "3.14.0")
 }
 
 

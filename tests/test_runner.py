@@ -373,6 +373,22 @@ def reused(done) -> list[str]:
     return sorted(line[2:6] for line in lines)
 
 
+def test_what_a_lesson_takes_is_fetched_before_it_runs(monkeypatch, tmp_path):
+    from types import SimpleNamespace
+
+    here, away = tmp_path / "here", tmp_path / "away"
+    here.mkdir()
+    items = [SimpleNamespace(folder=here), SimpleNamespace(folder=away)]
+    fetched = []
+    monkeypatch.setattr(runner.fetch, "taken_by", lambda *paths: items)
+    monkeypatch.setattr(runner.fetch, "fetch_all", fetched.extend)
+    monkeypatch.setattr(
+        runner, "read_manifest", lambda folder: {} if folder == here else None
+    )
+    runner.fetch_missing([])
+    assert fetched == items[1:]
+
+
 def test_done_lessons_are_not_run_again_until_something_changes(course):
     course.add("00_a.ipynb", PARAMETERS, lesson_cell("00"), publish_cell("thing"))
     course.add("01_b.ipynb", PARAMETERS, lesson_cell("01"), 'lesson.need("thing")')

@@ -274,7 +274,8 @@ def first_start(facts: Facts) -> str:
         ("JupyterLab answers with the lesson", rest),
         ("together", clone["seconds"] + start["seconds"]),
     ]
-    where = f"{facts['machine']['cores allowed']} core, {facts['date']}"
+    cores = facts["machine"]["cores allowed"]
+    where = f"{cores} core{'' if str(cores) == '1' else 's'}, {facts['date']}"
     lines = [f"| step | on {where} |", "|:--|--:|"]
     lines += [f"| {step} | {seconds:.0f} s |" for step, seconds in rows]
     return "\n".join(lines)

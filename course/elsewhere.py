@@ -93,7 +93,7 @@ def build(place: str) -> Path:
     mark = artifacts.hash_json([wanted, pins])
     python = folder / "image" / "bin" / "python"
     stamp = folder / "image" / "installed"
-    if stamp.exists() and stamp.read_text() == mark:
+    if stamp.exists() and stamp.read_text(encoding="utf-8") == mark:
         return python
     shutil.rmtree(folder / "image", ignore_errors=True)
     print(f"{place}: {PLACES[place]}; installing into {folder}", flush=True)
@@ -102,7 +102,7 @@ def build(place: str) -> Path:
     list_here.write_text("\n".join(pins), encoding="utf-8")
     install = [python, "-m", "pip", "install", "--quiet", "--no-compile"]
     call(*install, "-c", list_here, *wanted)
-    stamp.write_text(mark)
+    stamp.write_text(mark, encoding="utf-8")
     return python
 
 

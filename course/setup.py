@@ -54,12 +54,10 @@ def run(asked: str = "", tests: bool = False) -> bool:
     start = time.monotonic()
     make_environment()
     marks = marks_of(tests)
-    done = all(
-        stamp.exists() and stamp.read_text() == marks[stamp] for stamp in marks
-    )
+    done = all(read_stamp(stamp) == mark for stamp, mark in marks.items())
     if done and asked in ("auto", torch_kind()):
         return False
-    LOG.write_text("")
+    LOG.write_text("", encoding="utf-8")
     install_torch(asked)
     for file in [NEEDED, NEEDED_FOR_TESTS] if tests else [NEEDED]:
         # setuptools is what the course itself is then installed by.
@@ -70,7 +68,7 @@ def run(asked: str = "", tests: bool = False) -> bool:
         what = f"PyTorch for {asked} was asked for, and pip has none of that build"
         raise CourseError(what, "COURSE_TORCH", "look into " + short_path(LOG))
     for stamp, mark in marks.items():
-        stamp.write_text(mark)
+        stamp.write_text(mark, encoding="utf-8")
     seconds = f"{time.monotonic() - start:.0f} s"
     print(f"set up in {seconds} with PyTorch {torch_version()}")
     print(f"next: {short_path(programs() / 'course')} lab")
@@ -84,6 +82,11 @@ def marks_of(tests: bool) -> dict[Path, str]:
     if tests:
         marks[VENV / ".installed-for-tests"] = hash_of([*base, NEEDED_FOR_TESTS])
     return marks
+
+
+def read_stamp(stamp: Path) -> str:
+    """What a stamp says; nothing where it is missing."""
+    return stamp.read_text(encoding="utf-8") if stamp.exists() else ""
 
 
 def hash_of(files: list[Path]) -> str:
@@ -123,7 +126,9 @@ def make_environment() -> None:
         raise CourseError(problem, sys.executable, how_to_make_one())
     print(f"making {short_path(VENV)} with Python {sys.version.split()[0]}")
     make = [sys.executable, "-m", "venv", "--clear", str(VENV)]
-    answer = subprocess.run(make, capture_output=True, text=True)
+    answer = subprocess.run(
+        make, capture_output=True, encoding="utf-8", errors="replace"
+    )
     if answer.returncode:
         words = (answer.stdout + answer.stderr).strip()
         what = f"the environment could not be made: {words}"

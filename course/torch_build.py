@@ -13,7 +13,7 @@ import shutil
 import subprocess
 import sys
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 INDEX = "https://download.pytorch.org/whl"
 ASKED = ("auto", "cpu", "cuda")
@@ -55,7 +55,8 @@ def ask_nvidia_smi() -> list[list[str]]:
     query = "--query-gpu=name,compute_cap"
     command = ["nvidia-smi", query, "--format=csv,noheader"]
     with contextlib.suppress(OSError, subprocess.SubprocessError):
-        answer = subprocess.run(command, capture_output=True, text=True, timeout=20)
+        options: dict[str, Any] = {"capture_output": True, "timeout": 20}
+        answer = subprocess.run(command, encoding="utf-8", **options)
         lines = answer.stdout.splitlines()
         if not answer.returncode:
             return [line.rsplit(", ", 1) for line in lines if ", " in line]

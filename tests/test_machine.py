@@ -12,6 +12,7 @@ import pynvml
 import pytest
 import torch
 
+from conftest import POSIX
 from stages.launch import start_method
 from utils import machine, profiles
 from utils.errors import CourseError
@@ -224,12 +225,15 @@ def test_apples_gpu_is_named_and_left_alone(monkeypatch):
 def test_a_container_has_the_memory_that_it_was_given(monkeypatch):
     whole = psutil.virtual_memory().total
     limit = {"text": "2000000000\n"}
-    monkeypatch.setattr(machine.Path, "read_text", lambda path: limit["text"])
+    monkeypatch.setattr(
+        machine.Path, "read_text", lambda path, encoding: limit["text"]
+    )
     assert machine.total_memory() == 2_000_000_000
     limit["text"] = "max\n"
     assert machine.total_memory() == whole
 
 
+@POSIX
 def test_memory_that_nobody_tells_is_unknown_and_not_nothing(monkeypatch):
     monkeypatch.setitem(sys.modules, "psutil", None)
     assert abs(machine.total_memory() - os.sysconf("SC_PHYS_PAGES") * 4096) < 1e9

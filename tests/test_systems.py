@@ -13,9 +13,10 @@ from collections.abc import Iterator
 import psutil
 import pytest
 
-from course import checkout, execute, notebooks, runner, show
+from course import checkout, execute, notebooks, runner
 from course.results import Result
 from stages import memory
+from utils import show
 from utils.errors import ROOT
 
 PRODUCT = ["utils", "stages", "course", "benchmarks"]

@@ -96,7 +96,7 @@ def tight_memory(number: str, profile: Profile) -> str:
     """A warning where a lesson, when it was recorded, took more memory than is likely to be free here."""
     peak = 0
     with contextlib.suppress(OSError, ValueError, LookupError, TypeError):
-        text = (ROOT / "results" / f"{profile.name}.json").read_text()
+        text = (ROOT / "results" / f"{profile.name}.json").read_text("utf-8")
         peak = json.loads(text)["notebooks"][number]["peak_bytes"]
     memory = total_memory()
     if memory is None or peak < FREE_SHARE * memory:

@@ -65,18 +65,18 @@ def total_memory() -> int | None:
         import psutil
 
         return limit_of_container(psutil.virtual_memory().total)
-    with contextlib.suppress(AttributeError, OSError, ValueError):
-        pages = os.sysconf("SC_PHYS_PAGES")
-        return limit_of_container(pages * os.sysconf("SC_PAGE_SIZE"))
+    if sys.platform != "win32":
+        with contextlib.suppress(AttributeError, OSError, ValueError):
+            pages = os.sysconf("SC_PHYS_PAGES")
+            return limit_of_container(pages * os.sysconf("SC_PAGE_SIZE"))
     return None
 
 
 def limit_of_container(memory: int) -> int:
     """The memory of the machine, or the smaller part of it that a container gets."""
+    limit = Path("/sys/fs/cgroup/memory.max")
     with contextlib.suppress(OSError, ValueError):  # "max": there is no limit
-        return min(
-            memory, int(Path("/sys/fs/cgroup/memory.max").read_text("utf-8"))
-        )
+        return min(memory, int(limit.read_text("utf-8")))
     return memory
 
 

@@ -339,14 +339,16 @@ def download(name: str) -> str:
 def pins_of(freeze: str) -> list[str]:
     """The releases of a frozen list, also where it gives an address instead.
 
-    >>> pins_of("a==1.0\\ntorch @ https://x/torch-2.11.0%2Bcpu-cp313-cp313-linux.whl\\nb @ git+x@1")
+    >>> pins_of("a==1.0\\ntorch @ https://x/torch-2.11.0%2Bcpu-cp313-linux.whl\\nb @ git+x@1")
     ['a==1.0', 'torch==2.11.0']
+    >>> pins_of("google-colab @ file:///dist/google_colab-1.0.0.tar.gz")
+    ['google-colab==1.0.0']
     """
     pins = []
     for line in freeze.splitlines():
         name, _, address = line.partition(" @ ")
         file = unquote(address.rpartition("/")[2])
-        version = re.match(r"[A-Za-z0-9_]+-(\d[\d.]*)", file)
+        version = re.match(r"[A-Za-z0-9_]+-(\d+(\.\d+)*)", file)
         if re.fullmatch(r"[\w.-]+==\S+", line):
             pins.append(line)
         elif version:

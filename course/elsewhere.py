@@ -216,6 +216,7 @@ def execute(notebook: Any, folder: Path, image: Path, environment: Facts) -> str
     """Execute a notebook with the Python of an image; the error that ended it, if one did."""
     from jupyter_client.kernelspec import KernelSpecManager
     from jupyter_client.manager import AsyncKernelManager
+    from jupyter_core.utils import run_sync
     from nbclient import NotebookClient
     from nbclient.exceptions import CellExecutionError
 
@@ -235,6 +236,9 @@ def execute(notebook: Any, folder: Path, image: Path, environment: Facts) -> str
         client.execute(env=environment)
     except CellExecutionError as problem:
         return f"{problem.ename}: {problem.evalue}"[:500]
+    finally:
+        # A client ends only the kernels that it has made itself.
+        run_sync(manager.shutdown_kernel)(now=True)
     return ""
 
 

@@ -7,6 +7,7 @@ import sys
 from pathlib import Path
 
 import nbformat
+import psutil
 import pytest
 
 from course import elsewhere
@@ -73,18 +74,17 @@ def test_a_badge_opens_the_notebook_of_its_branch(tmp_path):
 def test_a_lesson_runs_with_the_python_of_an_image(tmp_path):
     content = tmp_path / "content"
     content.mkdir()
-    code = "import os, sys\nprint(sys.prefix, os.getcwd(), os.environ['MARK'])"
+    code = "import os, sys\n"
+    code += "print(sys.prefix, os.getcwd(), os.environ['MARK'], os.getpid())"
     cell = nbformat.v4.new_code_cell(code, metadata={"tags": ["bootstrap"]})
     broken = nbformat.v4.new_code_cell("1 / 0")
     notebook = nbformat.v4.new_notebook(cells=[cell, broken])
     environment = {**os.environ, "MARK": "seen"}
     error = execute(notebook, content, Path(sys.prefix), environment)
     assert error.startswith("ZeroDivisionError")
-    assert notebook.cells[0].outputs[0].text.split() == [
-        sys.prefix,
-        str(content),
-        "seen",
-    ]
+    *seen, kernel = notebook.cells[0].outputs[0].text.split()
+    assert seen == [sys.prefix, str(content), "seen"]
+    assert not psutil.pid_exists(int(kernel))
     assert cell_seconds(notebook) >= 0
 
 

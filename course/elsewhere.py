@@ -215,8 +215,7 @@ def run_from_badge(path: Path, image: Path, address: str) -> Facts:
 def execute(notebook: Any, folder: Path, image: Path, environment: Facts) -> str:
     """Execute a notebook with the Python of an image; the error that ended it, if one did."""
     from jupyter_client.kernelspec import KernelSpecManager
-    from jupyter_client.manager import AsyncKernelManager
-    from jupyter_core.utils import run_sync
+    from jupyter_client.manager import KernelManager
     from nbclient import NotebookClient
     from nbclient.exceptions import CellExecutionError
 
@@ -226,7 +225,7 @@ def execute(notebook: Any, folder: Path, image: Path, environment: Facts) -> str
     place = folder.parent / "kernels" / "image" / "kernel.json"
     place.parent.mkdir(parents=True, exist_ok=True)
     artifacts.write_json(place, kernel)
-    manager = AsyncKernelManager(kernel_name="image")
+    manager = KernelManager(kernel_name="image")
     manager.kernel_spec_manager = KernelSpecManager(
         kernel_dirs=[str(place.parent.parent)], ensure_native_kernel=False
     )
@@ -238,7 +237,7 @@ def execute(notebook: Any, folder: Path, image: Path, environment: Facts) -> str
         return f"{problem.ename}: {problem.evalue}"[:500]
     finally:
         # A client ends only the kernels that it has made itself.
-        run_sync(manager.shutdown_kernel)(now=True)
+        manager.shutdown_kernel(now=True)
     return ""
 
 

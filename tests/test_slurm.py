@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import json
+import os
 import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -61,6 +63,28 @@ def test_what_never_comes_is_an_error(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(slurm, "PATIENCE", 0)
     with pytest.raises(CourseError, match="it never came: a node"):
         slurm.wait_for(lambda: None, "a node")
+
+
+@pytest.mark.skipif(sys.platform == "win32", reason="Slurm is for Linux")
+def test_a_daemon_that_gives_up_is_an_error_at_once(tmp_path: Path) -> None:
+    daemon = subprocess.Popen([sys.executable, "-c", "raise SystemExit(3)"])
+    daemon.wait()
+    with pytest.raises(CourseError, match="ended with status 3"):
+        slurm.Cluster(tmp_path).is_ready([daemon])
+
+
+def test_where_loopback_is_all_there_is_no_cluster(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(sys, "platform", "linux")
+    monkeypatch.setattr(os, "geteuid", lambda: 0, raising=False)
+    monkeypatch.setattr(slurm.shutil, "which", lambda name: f"/bin/{name}")
+
+    def alone() -> list[tuple[int, str]]:
+        return [(1, "lo")]
+
+    monkeypatch.setattr(slurm.socket, "if_nameindex", alone, raising=False)
+    assert "loopback" in slurm.missing()
 
 
 def test_the_script_parses_and_names_what_is_there() -> None:

@@ -87,6 +87,8 @@ def missing() -> str:
     absent = [name for name in PROGRAMS if shutil.which(name) is None]
     if absent:
         return f"there is no {absent[0]}: apt install slurm-wlm"
+    if {name for _, name in socket.if_nameindex()} <= {"lo"}:
+        return "Slurm's controller finds no address where loopback is all there is"
     return ""
 
 
@@ -155,7 +157,7 @@ class Cluster:
                 mount = f"mount --bind {self.root}/hosts /etc/hosts"
                 inside = f"{mount} && exec slurmd -D -N node-{number}"
                 daemons.append(self.start("unshare", "--mount", "sh", "-c", inside))
-            wait_for(self.is_idle, "two idle nodes")
+            wait_for(lambda: self.is_ready(daemons), "two idle nodes")
             yield self
         finally:
             with contextlib.suppress(CourseError):
@@ -179,6 +181,14 @@ class Cluster:
                 done.stderr.strip(), " ".join(command), "see Slurm's logs"
             )
         return done.stdout
+
+    def is_ready(self, daemons: list[subprocess.Popen]) -> bool:
+        """Whether all nodes wait for work; an error as soon as a daemon has given up."""
+        for daemon in daemons:
+            if daemon.poll() is not None:
+                what = f"{daemon.args} ended with status {daemon.returncode}"
+                raise CourseError(what, self.root, "see the logs there")
+        return self.is_idle()
 
     def is_idle(self) -> bool:
         """Whether all nodes wait for work."""

@@ -257,7 +257,11 @@ def test_jobs_is_a_number_above_zero(monkeypatch, capsys, jobs):
 
 
 def test_without_a_kernel_the_message_says_what_to_install(monkeypatch, capsys):
-    monkeypatch.setattr(command.importlib.util, "find_spec", lambda name: None)
+    monkeypatch.setattr(
+        command.importlib.util,
+        "find_spec",
+        lambda name: name != "ipykernel" or None,
+    )
     assert command.main(["run", "--profile", "smoke"]) == 2
     assert "ipykernel is missing" in capsys.readouterr().err
 

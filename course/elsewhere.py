@@ -143,7 +143,8 @@ def run_checkout(place: str, only: str | None) -> Facts:
             problems = verdicts.problems_of(shelf / path.name, "smoke", path)
         seconds = result.get("seconds", 0)
         lessons[path.name[:2]] = {"seconds": seconds, "problems": problems}
-    return {"lessons": lessons, "tests": lines[-1].strip("= "), "python": python}
+    facts = {"lessons": lessons, "tests": lines[-1].strip("= "), "python": python}
+    return {**facts, "red": done.returncode != 0}
 
 
 def publish_here(folder: Path) -> str:
@@ -307,6 +308,8 @@ def run(names: list[str], only: str | None, renew: bool) -> list[tuple[Path, str
         facts = run_colab(only) if place == "colab" else run_checkout(place, only)
         if not only:
             record(place, facts)
+        if facts.get("red"):
+            problems.append((ROOT / "tests", f"{place}: {facts['tests']}"))
         for path in select(only):
             for text in facts["lessons"][path.name[:2]]["problems"]:
                 problems.append((path, f"{place}: {text}"))

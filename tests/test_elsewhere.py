@@ -122,3 +122,13 @@ def test_nothing_is_recorded_of_a_changed_checkout(monkeypatch, tmp_path, capsys
     elsewhere.record("oldest", {"python": sys.executable, "lessons": {}})
     assert not (tmp_path / "places.json").exists()
     assert "commit first" in capsys.readouterr().out
+
+
+def test_a_failed_unit_test_is_a_problem_of_its_place(monkeypatch):
+    lessons = {"00": {"problems": []}}
+    facts = {"lessons": lessons, "tests": "1 failed, 9 passed", "red": True}
+    monkeypatch.setattr(elsewhere, "run_checkout", lambda place, only: facts)
+    problems = elsewhere.run(["oldest"], "00", False)
+    assert [text for _, text in problems] == ["oldest: 1 failed, 9 passed"]
+    facts["red"] = False
+    assert elsewhere.run(["oldest"], "00", False) == []

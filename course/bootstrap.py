@@ -1,6 +1,6 @@
 """What a notebook does first on Colab or Kaggle: `bootstrap.py NUMBER [imported modules]`.
 
-Run as a program, before anything of the course can be imported. It installs what this lesson lacks,
+It stands on nothing but Python and `packaging`, which every image has. It installs what this lesson lacks,
 and of what the image brings it changes as little as can be: nothing if pip finds a way, else only
 packages that the course asks for by name, and never those that the image's own kernel stands on.
 """
@@ -9,14 +9,19 @@ from __future__ import annotations
 
 import ast
 import json
-import re
 import subprocess
 import sys
 import tempfile
 from importlib import metadata
 from pathlib import Path
 
-ROOT = Path(__file__).resolve().parent.parent
+from packaging.requirements import Requirement
+from packaging.utils import canonicalize_name
+from packaging.version import Version
+
+from course.notebooks import code_cells, inputs, select
+from utils.errors import ROOT
+
 # The driver and the kernel of the image go with these.
 IMAGE = {"torch", "numpy", "ipykernel", "ipython", "ipywidgets", "jupyter-client"}
 # peft refuses to make an adapter beside an older one.
@@ -32,49 +37,31 @@ BROUGHT_BY = {
 Versions = dict[str, str]
 
 
-def package_name(text: str) -> str:
-    """A name as pip compares it.
-
-    >>> package_name("Jupyter_Client>=7.4")
-    'jupyter-client'
-    """
-    name = re.split(r"[^\w.-]", text)[0]
-    return re.sub(r"[-_.]+", "-", name).lower()
-
-
 def requirements() -> dict[str, str]:
     """What the course asks for, by name: `{"torch": "torch>=2.11"}`."""
     lines = (ROOT / "requirements.txt").read_text(encoding="utf-8").splitlines()
     texts = [line.partition("#")[0].strip() for line in lines]
-    return {package_name(text): text for text in texts if text}
+    return {
+        canonicalize_name(Requirement(text).name): text for text in texts if text
+    }
 
 
 def installed() -> Versions:
     """Every package of this interpreter, with its version."""
     versions: Versions = {}
     for package in metadata.distributions():
-        name = package_name(package.name or "")
+        name = canonicalize_name(package.name or "")
         # The first on the path is the one that is imported.
         versions.setdefault(name, package.version)
     return versions
 
 
-def sources(path: Path) -> list[str]:
-    """The Python of a notebook or of a file."""
-    text = path.read_text(encoding="utf-8")
-    if path.suffix == ".py":
-        return [text]
-    cells = json.loads(text)["cells"]
-    codes = [
-        "".join(cell["source"]) for cell in cells if cell["cell_type"] == "code"
-    ]
-    return [re.sub(r"(?m)^\s*[%!].*$", "pass", code) for code in codes]
-
-
 def imports(path: Path) -> set[str]:
     """The modules that a notebook or a file imports, anywhere in its code."""
+    notebook = path.suffix == ".ipynb"
+    codes = code_cells(path) if notebook else [path.read_text(encoding="utf-8")]
     names = set()
-    for code in sources(path):
+    for code in codes:
         for node in ast.walk(ast.parse(code)):
             if isinstance(node, ast.Import):
                 names |= {alias.name for alias in node.names}
@@ -87,7 +74,7 @@ def imports(path: Path) -> set[str]:
 def packages_for(paths: list[Path]) -> set[str]:
     """The packages of requirements.txt that these files import, or a file of ours that they import."""
     known = requirements()
-    packages = set()
+    packages: set[str] = set()
     todo = list(paths)
     for path in todo:
         for name in imports(path):
@@ -96,29 +83,15 @@ def packages_for(paths: list[Path]) -> set[str]:
                 todo.append(ours)
             top = name.partition(".")[0]
             package = BROUGHT_BY.get(name) or BROUGHT_BY.get(top, top)
-            packages.add(package_name(package))
+            packages.add(canonicalize_name(package))
     return packages & known.keys()
 
 
-def lesson_file(number: str) -> Path:
-    """The notebook of a lesson."""
-    return next((ROOT / "notebooks").glob(f"{number}_*.ipynb"))
-
-
-def makers(number: str) -> list[str]:
+def chain_of(path: Path) -> list[Path]:
     """The lessons that make what a lesson takes, and what those take, in reading order."""
-    codes = {}
-    published = {}
-    for path in sorted((ROOT / "notebooks").glob("[0-9A][0-9]_*.ipynb")):
-        lesson = path.name[:2]
-        codes[lesson] = "\n".join(sources(path))
-        for name in re.findall(r'\.publish\("([\w-]+)"', codes[lesson]):
-            published[name] = lesson
-    todo = [number]
+    todo = [path]
     for lesson in todo:
-        for name in re.findall(r'\.need\("([\w-]+)"', codes[lesson]):
-            if published[name] not in todo:
-                todo.append(published[name])
+        todo += [maker for maker in inputs(lesson).values() if maker not in todo]
     return sorted(todo[1:])
 
 
@@ -153,8 +126,6 @@ def install(wanted: list[str], before: Versions) -> None:
 
 def refuse_torch(before: Versions) -> None:
     """Stop at once where the image's torch cannot be used."""
-    from packaging.requirements import Requirement
-
     needed = Requirement(requirements()["torch"])
     version = before.get("torch", "none")
     if version == "none" or not needed.specifier.contains(version):
@@ -202,8 +173,10 @@ def main(number: str, imported: set[str]) -> None:
     """Install what one lesson lacks, fetch its assets, say what happened."""
     before = installed()
     refuse_torch(before)
-    chain = makers(number)
-    files = [lesson_file(lesson) for lesson in [*chain, number]]
+    path = select(number)[0]
+    makers = chain_of(path)
+    chain = [maker.name[:2] for maker in makers]
+    files = [*makers, path]
     files.append(ROOT / "course" / "fetch.py")
     if chain:
         files += [ROOT / "course" / "runner.py", ROOT / "course" / "execute.py"]
@@ -222,8 +195,6 @@ def main(number: str, imported: set[str]) -> None:
 
 def is_older(version: str, other: str) -> bool:
     """Whether a version comes before another."""
-    from packaging.version import Version
-
     return Version(version) < Version(other)
 
 

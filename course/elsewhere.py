@@ -20,6 +20,8 @@ from pathlib import Path
 from typing import Any
 from urllib.parse import unquote
 
+from packaging.utils import canonicalize_name
+
 from course import bootstrap, publish, verdicts
 from course.checkout import clean_commit
 from course.notebooks import select
@@ -70,7 +72,8 @@ def wanted_in(place: str) -> list[str]:
     """What pip is asked for when a place is built."""
     if place == "colab":
         text = list_of(place).read_text(encoding="utf-8")
-        listed = {bootstrap.package_name(line) for line in text.splitlines()}
+        names = re.findall(r"(?m)^[\w.-]+", text)
+        listed = {canonicalize_name(name) for name in names}
         # Of six hundred packages those that a lesson may meet; the rest it must install itself.
         return sorted(listed & (bootstrap.requirements().keys() | {"torchao"}))
     lines = []

@@ -12,6 +12,7 @@ import pytest
 
 from course import bootstrap
 from course.generate import TEMPLATES
+from course.notebooks import select
 from course.publish import absolute, project
 from utils.errors import ROOT
 
@@ -179,8 +180,9 @@ def test_a_torchao_too_old_for_peft_is_removed(monkeypatch, version, removed):
 
 
 def test_a_lesson_gets_what_it_and_its_makers_import_and_no_test_tools():
-    assert bootstrap.makers("09") == ["03", "07", "08"]
-    lessons = [bootstrap.lesson_file(number) for number in ("03", "16")]
+    pretraining = select("09")[0]
+    assert bootstrap.chain_of(pretraining) == select("03,07,08")
+    lessons = [select(number)[0] for number in ("03", "16")]
     corpus, translation = [bootstrap.packages_for([path]) for path in lessons]
     assert "duckdb" in corpus and "sacrebleu" not in corpus
     assert "sacrebleu" in translation and "duckdb" not in translation

@@ -27,15 +27,20 @@ WORDS = ["[PAD]", "[UNK]", *(f"w{number}" for number in range(60))]
 
 
 @pytest.fixture(scope="module")
-def recipe(tmp_path_factory: pytest.TempPathFactory) -> ClassifierRecipe:
-    """A tiny classifier, and 157 rows: twenty batches of eight, the last of five."""
-    folder = tmp_path_factory.mktemp("recipe")
+def classifier(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A tiny classifier, its tokenizer, and 157 rows."""
+    folder = tmp_path_factory.mktemp("classifier")
     write_tokenizer(folder)
     write_model(folder)
     write_rows(folder / "rows.parquet")
-    return ClassifierRecipe(
-        weights=str(folder), rows=str(folder / "rows.parquet"), rate=5e-3
-    )
+    return folder
+
+
+@pytest.fixture(scope="module")
+def recipe(classifier: Path) -> ClassifierRecipe:
+    """Twenty batches of eight, the last of five."""
+    rows = str(classifier / "rows.parquet")
+    return ClassifierRecipe(weights=str(classifier), rows=rows, rate=5e-3)
 
 
 def write_tokenizer(folder: Path) -> None:

@@ -9,9 +9,10 @@ from pathlib import Path
 import nbformat
 import psutil
 import pytest
+from packaging.requirements import Requirement
+from packaging.utils import canonicalize_name
 
 from course import elsewhere
-from course.bootstrap import package_name
 from course.elsewhere import cell_seconds, execute, notebook_behind, wanted_in
 from utils.errors import ROOT, CourseError
 
@@ -29,13 +30,11 @@ def test_each_list_is_one_that_pip_reads(place):
 
 
 def test_the_oldest_place_has_the_floor_of_every_requirement():
-    from packaging.requirements import Requirement
-
     lines = elsewhere.list_of("oldest").read_text(encoding="utf-8").splitlines()
     pins = dict(line.split("==") for line in lines if "==" in line)
     for text in wanted_in("oldest"):
         need = Requirement(text)
-        assert need.specifier.contains(pins[package_name(need.name)]), text
+        assert need.specifier.contains(pins[canonicalize_name(need.name)]), text
 
 
 def test_colab_starts_with_what_the_image_has_and_no_more():

@@ -16,13 +16,7 @@ import torch
 import yaml
 from safetensors.torch import load_file
 from small_runs import calm, inputs, losses, recipe, weights, write_recipe  # noqa: F401
-from test_classifier import (
-    gap,
-    plain_loop,
-    write_model,
-    write_rows,
-    write_tokenizer,
-)
+from test_classifier import classifier, gap, plain_loop  # noqa: F401
 
 from stages import training
 from stages.classifier import ClassifierRecipe
@@ -322,16 +316,6 @@ def test_what_a_rented_machine_runs_trains(
 
 # BERT counts its embeddings among its layers, which accelerate would then shard twice.
 LAYERS = ("--fsdp_transformer_layer_cls_to_wrap", "BertLayer")
-
-
-@pytest.fixture(scope="module")
-def classifier(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A tiny classifier, its tokenizer, and rows."""
-    folder = tmp_path_factory.mktemp("classifier")
-    write_tokenizer(folder)
-    write_model(folder)
-    write_rows(folder / "rows.parquet")
-    return folder
 
 
 def settings_of_a_trainer(classifier: Path, folder: Path, processes: int) -> Path:

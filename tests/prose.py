@@ -9,6 +9,19 @@ from urllib.parse import unquote
 
 from course import notebooks
 
+# What our lessons said where the field has a word, so that nobody could search the web with it.
+HOUSE_WORDS = {
+    r"dear(er|est)?": "costly",
+    r"for ever": "endlessly",
+    r"stands? in a": "is in a",
+    r"so many (rows|tokens|steps|words)": "n",
+    r"foreign (ground|text|source)": "from another source",
+    r"praises?|blames?": "positive, negative",
+    r"(learn|learned|learnt|learns) (rows )?by heart": "overfitting",
+    r"runs? of (ten|five|\w+teen) words": "n-gram, shingle",
+    r"share of the (learning )?rate": "schedule",
+    r"manner": "way",
+}
 NUMBER = r"(?:\d\d|A\d)\b"
 TO_COME = {"02", "06", "11", "18", "19", "20", "21", "A1"}
 LINK = re.compile(r"!?\[([^\]]*)\]\(([^)\s]*)[^)]*\)")
@@ -26,14 +39,7 @@ def problems() -> Iterator[tuple[Path, str]]:
         *sorted((notebooks.ROOT / "docs").glob("*.md")),
     ]
     for path in [*notebooks.readable(notebooks.select()), *pages]:
-        if path.suffix == ".md":
-            text = path.read_text(encoding="utf-8") if path.exists() else ""
-        else:
-            text = "\n\n".join(
-                notebooks.source(cell)
-                for cell in notebooks.cells(notebooks.read(path), "markdown")
-            )
-        text = re.sub(r"(?ms)^ *```.*?^ *```|`[^`\n]*`", "", text)
+        text = prose_of(path)
         for words, target in LINK.findall(text):
             yield from (
                 (path, problem) for problem in _link_problems(path, words, target)
@@ -44,6 +50,25 @@ def problems() -> Iterator[tuple[Path, str]]:
                     yield path, f'"{mention}" is not a link to lesson {number}'
                 elif number not in numbers | TO_COME:
                     yield path, f'"{mention}": there is no lesson {number}'
+
+
+def prose_of(path: Path) -> str:
+    """The text of a lesson or a page, its code left out."""
+    if path.suffix == ".md":
+        text = path.read_text(encoding="utf-8") if path.exists() else ""
+    else:
+        cells = notebooks.cells(notebooks.read(path), "markdown")
+        text = "\n\n".join(notebooks.source(cell) for cell in cells)
+    return re.sub(r"(?ms)^ *```.*?^ *```|`[^`\n]*`", "", text)
+
+
+def house_words() -> Iterator[tuple[Path, str]]:
+    """Every word of ours that a lesson uses where the field has its own."""
+    for path in notebooks.readable(notebooks.select()):
+        text = " ".join(prose_of(path).split())
+        for pattern, word in HOUSE_WORDS.items():
+            for match in re.finditer(rf"(?i)\b({pattern})\b", text):
+                yield path, f'"{match[0]}": the field says {word}'
 
 
 def _link_problems(page: Path, words: str, target: str) -> Iterator[str]:

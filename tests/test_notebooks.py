@@ -108,6 +108,28 @@ def test_pages_beside_the_notebooks_are_read_too(here):
     assert [name for name, _ in texts] == ["README.md", "a.md"]
 
 
+@pytest.mark.parametrize(
+    "text, words",
+    [
+        ("A GPU is dear and it runs\nfor ever.", ["dear", "for ever"]),
+        (
+            "In this manner it learned rows by heart",
+            ["learned rows by heart", "manner"],
+        ),
+        ("The learning rate of `dear` and a manners-book are fine", []),
+    ],
+)
+def test_house_words_are_found(here, text, words):
+    problems(here, text)
+    found = [problem.split('"')[1] for _, problem in prose.house_words()]
+    assert sorted(found) == sorted(words)
+
+
+@pytest.mark.release
+def test_the_lessons_speak_the_fields_words():
+    assert [f"{path.name}: {text}" for path, text in prose.house_words()] == []
+
+
 @pytest.mark.release
 def test_the_prose_of_the_course_points_where_it_says():
     assert [f"{path.name}: {text}" for path, text in prose.problems()] == []

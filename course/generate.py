@@ -129,10 +129,11 @@ def places() -> list[Facts]:
     """The last recorded run of the course in each environment."""
     record = read_json(ROOT / "results" / "places.json") or {}
     rows = []
-    for facts in record.values():
+    for name, facts in record.items():
         lessons = facts["lessons"].values()
         green = [lesson for lesson in lessons if not lesson["problems"]]
-        rows.append({**facts, "green": len(green), "count": len(lessons)})
+        counts = {"green": len(green), "count": len(lessons)}
+        rows.append({**facts, **counts, "name": name})
     return rows
 
 

@@ -2,8 +2,10 @@
 
 import datetime
 import os
+import platform
 import subprocess
 import sys
+from importlib import metadata
 from pathlib import Path
 
 import nbformat
@@ -12,7 +14,7 @@ import pytest
 from packaging.requirements import Requirement
 from packaging.utils import canonicalize_name
 
-from course import elsewhere
+from course import elsewhere, generate
 from course.elsewhere import cell_seconds, execute, notebook_behind, wanted_in
 from utils.errors import ROOT, CourseError
 
@@ -121,6 +123,23 @@ def test_nothing_is_recorded_of_a_changed_checkout(monkeypatch, tmp_path, capsys
     elsewhere.record("oldest", {"python": sys.executable, "lessons": {}})
     assert not (tmp_path / "places.json").exists()
     assert "commit first" in capsys.readouterr().out
+
+
+def test_a_record_becomes_a_row_of_the_table(monkeypatch, tmp_path):
+    monkeypatch.setattr(elsewhere, "clean_commit", lambda: "abc123")
+    monkeypatch.setattr(elsewhere, "RECORD", tmp_path / "results" / "places.json")
+    monkeypatch.setattr(generate, "ROOT", tmp_path)
+    (tmp_path / "results").mkdir()
+    lessons = {"00": {"problems": []}, "01": {"problems": ["red"]}}
+    facts = {"python": sys.executable, "lessons": lessons, "tests": "9 passed"}
+    elsewhere.record("oldest", facts)
+    marks = "<!-- places:begin -->\n<!-- places:end -->"
+    table = generate.between_marks(marks, "places", places=generate.places())
+    row = table.splitlines()[3]
+    assert row.startswith(
+        f"| `oldest` | {platform.python_version()} | {metadata.version('torch')} |"
+    )
+    assert "| 1 of 2 | 9 passed |" in row and row.endswith("| `abc123` |")
 
 
 def test_a_failed_unit_test_is_a_problem_of_its_place(monkeypatch):

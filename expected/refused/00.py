@@ -22,7 +22,8 @@ lesson.refuse(
 def without_the_one_that_reaches_p(scores, temperature=1.0, k=0, p=1.0):
     row = warp(scores, temperature, k or scores.shape[-1], 1.0).softmax(-1)
     ordered, order = row.sort(descending=True)
-    ordered[:, 1:][ordered.cumsum(-1)[:, 1:] > p] = 0
+    if p < 1:
+        ordered[:, 1:][ordered.cumsum(-1)[:, 1:] > p] = 0
     kept = torch.zeros_like(row).scatter(1, order, ordered)
     return kept / kept.sum(-1, keepdim=True)
 
@@ -75,13 +76,4 @@ lesson.refuse(
     guess="more",
     temperature_first=temperature_last,
     temperature_last=temperature_first,
-)
-
-# %% 00.5
-lesson.refuse(
-    "00.5",
-    snapshot=[
-        lambda tensor: tensor.detach().float().cpu().numpy(),
-        lambda tensor: tensor.detach().clone().cpu().float(),
-    ],
 )

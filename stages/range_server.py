@@ -24,15 +24,18 @@ from fsspec.spec import AbstractBufferedFile, AbstractFileSystem
 class RangeServer(ThreadingHTTPServer):
     """Serves the files of a folder on this machine; `sent` holds the bytes of each answer.
 
-    Every answer waits for `delay` seconds, as one from far away does.
+    Every answer waits for `delay` seconds and takes its time over the bytes, as from far away.
     """
 
     daemon_threads = True
 
-    def __init__(self, folder: Path | str, delay: float = 0.0) -> None:
+    def __init__(
+        self, folder: Path | str, delay: float = 0.0, rate: float = 1e12
+    ) -> None:
         super().__init__(("127.0.0.1", 0), Handler)
         self.folder = Path(folder)
         self.delay = delay
+        self.rate = rate
         self.sent: list[int] = []
         self.url = f"http://127.0.0.1:{self.server_port}"
         fsspec.register_implementation("http", RangeFileSystem, clobber=True)
@@ -81,6 +84,7 @@ class Handler(BaseHTTPRequestHandler):
         self.send_response(status)
         self.send_header("Content-Length", str(length))
         self.end_headers()
+        time.sleep(len(body) / self.server.rate)
         self.wfile.write(body)
 
     def log_message(self, *words: Any) -> None:

@@ -12,8 +12,9 @@ def head(scale=True, mask="last", safe=True, softmax=True):
         m, n = scores.shape[-2:]
         first = {"last": n - m + 1, "first": 1, "strict": n - m}.get(mask, n)
         future = torch.ones(m, n, dtype=torch.bool).triu(first)
-        if mask == "after":
-            return (scores.softmax(-1) * ~torch.ones(m, n).triu(n - m + 1).bool()) @ value
+        if mask == "after":  # zeroed behind the softmax
+            seen = torch.ones(m, n).tril(n - m)
+            return (scores.softmax(-1) * seen) @ value
         scores = scores.masked_fill(future, -torch.inf)
         if safe:
             scores = scores - scores.amax(-1, keepdim=True)

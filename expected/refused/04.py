@@ -34,19 +34,19 @@ lesson.refuse(
 
 # %% 04.2
 def cuts_shards():
-    return 400, 2, 2400
+    return 600, 2, 3600
 
 
 def forgets_the_second_machine():
-    return 450, 1, 2400
+    return 675, 1, 3600
 
 
 def forgets_the_first_division():
-    return 450, 0, 2400
+    return 675, 0, 3600
 
 
 def each_row_is_read_once():
-    return 450, 2, 1200
+    return 675, 2, 1800
 
 
 lesson.refuse(
@@ -80,6 +80,24 @@ class LendsItsBuffer(ShuffleBuffer):
 
     def state_dict(self):
         return super().state_dict() | {"buffer": self.buffer}
+
+
+class ChangesAfterTheYield(ShuffleBuffer):
+    """At a stop the row that was just given is still in its buffer."""
+
+    def __iter__(self):
+        for row in super().__iter__():
+            self.buffer.append(row)
+            yield row
+            self.buffer.pop()
+
+
+class KeepsItsOldBuffer(ShuffleBuffer):
+    """A second pass begins with the rows that a first one left."""
+
+    def __iter__(self):
+        self.start = {"buffer": self.buffer, "given": self.given}
+        return super().__iter__()
 
 
 class ReadsFromTheStart(ShuffleBuffer):
@@ -136,6 +154,8 @@ lesson.refuse(
         LosesItsBuffer,
         ForgetsItsChoices,
         LendsItsBuffer,
+        ChangesAfterTheYield,
+        KeepsItsOldBuffer,
         ReadsFromTheStart,
         ShufflesByBlocks,
         HoldsEverything,

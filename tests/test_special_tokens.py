@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import pytest
-from tokenizers import Tokenizer, models, pre_tokenizers
+import torch
+from tokenizers import Tokenizer, models, normalizers, pre_tokenizers
 from tokenizers.processors import TemplateProcessing
-from transformers import PreTrainedTokenizerFast
+from transformers import GPT2Config, GPT2LMHeadModel, PreTrainedTokenizerFast
 
 
 @pytest.fixture
@@ -43,3 +44,36 @@ def test_the_switch_knows_what_the_template_writes(tokenizer):
         tokenizer.chat_template = template + "{{ messages[0].content }}"
         ids = tokenizer.apply_chat_template(user, sanitize_control_tokens=True)
         assert ids["input_ids"].count(think) == count
+
+
+def test_a_special_token_is_found_before_lower_casing_and_an_added_one_after():
+    backend = Tokenizer(models.WordLevel({"[UNK]": 0}, unk_token="[UNK]"))
+    backend.normalizer = normalizers.Lowercase()
+    backend.pre_tokenizer = pre_tokenizers.WhitespaceSplit()
+    tokenizer = PreTrainedTokenizerFast(tokenizer_object=backend, unk_token="[UNK]")
+    tokenizer.add_tokens(["RICE"])
+    tokenizer.add_tokens(["FISH"], special_tokens=True)
+    assert tokenizer("rice fish FISH").input_ids == [1, 0, 2]
+
+
+def test_nothing_is_cut_unless_asked(tokenizer):
+    tokenizer.model_max_length = 2
+    assert len(tokenizer("rice " * 5).input_ids) == 5
+    assert len(tokenizer("rice " * 5, truncation=True).input_ids) == 2
+
+
+def test_padding_on_the_right_changes_nothing_before_it():
+    torch.manual_seed(0)
+    sizes = {
+        "n_embd": 8,
+        "n_layer": 1,
+        "n_head": 1,
+        "vocab_size": 9,
+        "n_positions": 8,
+    }
+    network = GPT2LMHeadModel(GPT2Config(**sizes)).eval()
+    short, padded = torch.tensor([[3, 4]]), torch.tensor([[3, 4, 1, 1]])
+    with torch.no_grad():
+        assert torch.allclose(
+            network(short).logits, network(padded).logits[:, :2], atol=1e-5
+        )

@@ -80,6 +80,13 @@ def everything(messages):
     return {"input_ids": ids, "labels": ids}
 
 
+def shifted(messages):
+    made = encode_talk_right(messages)
+    return {**made, "labels": [-100, *made["labels"][:-1]]}
+
+
+encode_talk_right = encode_talk
+
 lesson.refuse(
     "06.4",
     encode_talk=[
@@ -90,6 +97,8 @@ lesson.refuse(
         lambda messages: whole(messages, ending="<|im_end|>\n"),
         lambda messages: whole(messages, inside=True),
         everything,
+        shifted,
+        lambda messages: None,
     ],
 )
 

@@ -579,6 +579,35 @@ def test_near_duplicates_leave_no_chain_and_no_pair(package, tmp_path):
     }
 
 
+def test_what_looks_alike_but_is_not_stays(package, tmp_path):
+    """Documents that share 82 words of 100: an estimate takes some of them for near duplicates."""
+    shared = "".join(f"name_{i} = call_{i}\n" for i in range(410))
+    files = {}
+    for number in range(60):
+        own = "".join(f"own_{number}_{i} = 1\n" for i in range(89))
+        files[f"m{number:02}.py"] = shared + own
+    assert set(fates([package(files)], tmp_path / "out").values()) == {"kept"}
+
+
+def test_rows_from_elsewhere_become_the_same_corpus(package, tmp_path):
+    trees = []
+    for name in ("aa", "bb", "cc"):
+        files = {f"m{number}.py": code(f"{name}{number}") for number in range(9)}
+        files["made.py"] = "# auto-generated\n" + code(name)
+        trees.append(package(files, name=name))
+    one = tmp_path / "one"
+    two = tmp_path / "two"
+    one.mkdir()
+    two.mkdir()
+    whole = corpus.build(trees, one)
+    by_rows = corpus.build_from_rows(corpus.documents(one, []), two)
+    assert whole == by_rows
+    for path in two.iterdir():
+        assert path.read_bytes() == (one / path.name).read_bytes()
+    with pytest.raises(CourseError, match="a corpus here already"):
+        corpus.build_from_rows([], two)
+
+
 # split and whole --------------------------------------------------------------------------------
 
 

@@ -12,10 +12,16 @@ from __future__ import annotations
 import base64
 import hashlib
 import json
+import os
+import subprocess
+import sys
 import threading
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from pathlib import Path
 from typing import Any
 from urllib.parse import unquote, urlsplit
+
+from utils.errors import CourseError
 
 # The only token it takes; it opens nothing anywhere else.
 TOKEN = "hf_stand_in"
@@ -48,6 +54,73 @@ class StandInHub(ThreadingHTTPServer):
             "NO_PROXY": "*",
         }
 
+    def add(self, repo: str, folder: Path) -> str:
+        """Put the files of a folder into a repository; gives the name of its commit."""
+        files: dict[str, bytes] = {}
+        for file in sorted(folder.iterdir()):
+            files[file.name] = file.read_bytes()
+        self.repos[repo] = files
+        return self.revision(repo)
+
+    def ask(
+        self,
+        program: str,
+        home: Path,
+        offline: bool = False,
+    ) -> list[dict[str, Any]]:
+        """Run a program in a fresh process, with this as its hub: what it asked of repositories.
+
+        A fresh process, because the client reads its settings once, when it is imported.
+        """
+        self.requests.clear()
+        settings = self.environment(str(home))
+        settings["HF_HUB_OFFLINE"] = "1" if offline else "0"
+        done = subprocess.run(
+            [sys.executable, "-c", program],
+            env=os.environ | settings,
+            capture_output=True,
+            encoding="utf-8",
+            timeout=120,
+        )
+        if done.returncode:
+            raise CourseError(done.stderr[-500:])
+        print(done.stdout, end="")
+        asked = []
+        for request in self.requests:
+            row = self.describe(request)
+            if row:
+                asked.append(row)
+        return asked
+
+    def describe(self, request: str) -> dict[str, Any]:
+        """A request as a row of a table; nothing if it was not about a repository."""
+        method, path = request.split(" ", 1)
+        repo, name = split_path(path)
+        if repo not in self.repos:
+            return {}
+        sent = 0
+        if method == "GET" and name in self.repos[repo]:
+            sent = len(self.repos[repo][name])
+        return {
+            "method": method,
+            "address": path,
+            "bytes sent": sent,
+        }
+
+    def tree(self, repo: str) -> list[dict[str, Any]]:
+        """The files of a repository with their sizes, as the hub lists them."""
+        listing = []
+        files = self.repos[repo]
+        for name, data in files.items():
+            file = {
+                "type": "file",
+                "path": name,
+                "size": len(data),
+                "oid": name,
+            }
+            listing.append(file)
+        return listing
+
     def create(self, wish: dict[str, Any]) -> dict[str, str]:
         """Make a repository, unless there is one of that name."""
         repo = f"{wish.get('organization') or 'reader'}/{wish['name']}"
@@ -74,6 +147,23 @@ class StandInHub(ThreadingHTTPServer):
             digest.update(name.encode())
             digest.update(data)
         return digest.hexdigest()
+
+
+def split_path(path: str) -> tuple[str, str]:
+    """The repository that a request is about, and the file in it.
+
+    >>> split_path("/api/models/course/tiny/tree/main")
+    ('course/tiny', '')
+    >>> split_path("/course/tiny/resolve/main/config.json")
+    ('course/tiny', 'config.json')
+    """
+    # /api/models/OWNER/NAME/ACTION/REVISION/FILE, or without the first two
+    place = unquote(path)
+    place = place.removeprefix("/api/models")
+    parts = place.split("/")
+    repo = "/".join(parts[1:3])
+    file = "/".join(parts[5:])
+    return repo, file
 
 
 class Handler(BaseHTTPRequestHandler):
@@ -118,6 +208,8 @@ class Handler(BaseHTTPRequestHandler):
             return self.answer(files[name], commit=revision)
         if name:
             return self.answer({}, 404, error="EntryNotFound")
+        if "/tree/" in path:
+            return self.answer(hub.tree(repo))
         facts: dict[str, Any] = {"id": repo, "sha": revision}
         facts["private"] = repo in hub.private
         siblings = [{"rfilename": name} for name in files]
@@ -130,9 +222,8 @@ class Handler(BaseHTTPRequestHandler):
         """The path, its repository and file; every request is remembered, for the reader to see."""
         path = urlsplit(self.path).path
         self.server.requests.append(f"{self.command} {path}")
-        # /api/models/OWNER/NAME/ACTION/REVISION/FILE, or without the first two
-        parts = unquote(path).removeprefix("/api/models").split("/")
-        return path, "/".join(parts[1:3]), "/".join(parts[5:])
+        repo, name = split_path(path)
+        return path, repo, name
 
     def answer(
         self, content: Any, status: int = 200, error: str = "", commit: str = ""

@@ -23,7 +23,7 @@ HOUSE_WORDS = {
     r"manner": "way",
 }
 NUMBER = r"(?:\d\d|A\d)\b"
-TO_COME = {"02", "06", "11", "18", "19", "20", "21", "A1"}
+TO_COME = {"06", "11", "18", "19", "20", "21", "A1"}
 LINK = re.compile(r"!?\[([^\]]*)\]\(([^)\s]*)[^)]*\)")
 # "lesson 05", "lessons 03, 07 and 08"; a § stands where a link was.
 MENTION = re.compile(

@@ -68,7 +68,7 @@ def problems(course, text):
     [
         f"See {LINKED}.",
         "See lessons [03](03_corpus.ipynb) and [05](05_tokens.ipynb#end).",
-        "This is lesson 05, and lesson 02 will come, like lessons 18-21.",
+        "This is lesson 05, and lesson 18 will come, like lessons 19-21.",
         "```\nlesson 03\n```\n`lesson 03` and https://a.b/lesson",
         "![a picture](../README.md) and [a page](https://example.org) and [here](#top)",
         "a lesson of 03 parts",

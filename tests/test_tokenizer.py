@@ -330,3 +330,31 @@ def test_the_stand_in_refuses_a_stranger_and_knows_what_it_lacks(tmp_path):
         assert set(hub.repos) == {"reader/mine"}
         assert hub.private == set(), "nobody asked for a private one"
         assert "RepositoryNotFoundError" in run_against(hub, tmp_path, pull).stderr
+
+
+def test_the_hub_tells_what_was_asked_of_it_and_what_it_sent(tmp_path):
+    files = {
+        "config.json": b"{}",
+        "model.safetensors": bytes(1000),
+        "model.bin": b"1",
+    }
+    (tmp_path / "files").mkdir()
+    for name, data in files.items():
+        (tmp_path / "files" / name).write_bytes(data)
+    program = "from huggingface_hub import snapshot_download\n"
+    program += "snapshot_download('course/tiny', ignore_patterns=['*.bin'])"
+    with StandInHub() as hub:
+        commit = hub.add("course/tiny", tmp_path / "files")
+        assert {file["path"]: file["size"] for file in hub.tree("course/tiny")} == {
+            name: len(data) for name, data in files.items()
+        }
+        first = hub.ask(program, tmp_path / "home")
+        assert sum(request["bytes sent"] for request in first) == 1002
+        assert all("model.bin" not in request["address"] for request in first)
+        again = hub.ask(program, tmp_path / "home")
+        assert [request["method"] for request in again] == ["GET"]
+        assert hub.ask(program, tmp_path / "home", offline=True) == []
+        with pytest.raises(CourseError, match="NameError"):
+            hub.ask("nothing", tmp_path / "home")
+    link = tmp_path / "home/hub/models--course--tiny/snapshots" / commit
+    assert (link / "model.safetensors").read_bytes() == bytes(1000)

@@ -2,52 +2,90 @@
 # executed notebook, behind the solution of the same number.
 
 # %% 01.1
+right = predictions
 lesson.refuse(
     "01.1",
-    masked_mean=[
-        lambda rows, mask: rows.mean(1),
-        lambda rows, mask: (rows * mask.unsqueeze(-1)).mean(1),
-        lambda rows, mask: rows[:, 0],
+    predictions=[
+        right[:4],
+        ["other", "refused", "same", "same", "other"],
+        ["other", "refused", "same", "refused", "other"],
+        ["same", "refused", "same", "other", "other"],
+        ["other", "refused", "same", "other", "refused"],
+        ["other", "other", "same", "other", "other"],
+        ["other", "refused", "other", "other", "other"],
     ],
 )
 
 # %% 01.2
-solved = pad_left
-
-
-def guess_mask(rows, filler):
-    ids, _ = solved(rows, filler)
-    return ids, [[int(i != filler) for i in row] for row in ids]
-
-
 lesson.refuse(
     "01.2",
-    pad_left=[
-        guess_mask,
-        lambda rows, filler: (rows, [[1] * len(row) for row in rows]),
-    ],
-)
-
-# %% 01.3
-lesson.refuse(
-    "01.3",
     parameters_in=[
         lambda path: path.stat().st_size // 4,
         lambda path: (path.stat().st_size - 8) // 2,
     ],
 )
 
-# %% 01.4
+# %% 01.3
 lesson.refuse(
-    "01.4",
+    "01.3",
     last_real=[
-        lambda scores, mask: scores[:, -1],
-        lambda scores, mask: scores[torch.arange(len(scores)), mask.sum(1) - 2],
+        lambda logits, mask: logits[:, -1],
+        lambda logits, mask: logits[torch.arange(len(logits)), mask.sum(1) - 2],
+        lambda logits, mask: logits,
     ],
 )
 
-# %% 01.5
+# %% 01.4
+good_encode, good_extend, good_finish = encode, extend, finish
+
+
+def on_the_right(tokenizer, prompts):
+    batch = good_encode(tokenizer, prompts)
+    return {name: tensor.flip(1) for name, tensor in batch.items()}
+
+
+def by_column(tokenizer, prompts):
+    batch = good_encode(tokenizer, prompts)
+    columns = torch.arange(batch["input_ids"].shape[1])
+    return batch | {"position_ids": columns.expand_as(batch["input_ids"])}
+
+
+def mask_lost(model, batch, steps):
+    return good_extend(
+        model, batch | {"attention_mask": torch.ones_like(batch["attention_mask"])}, steps
+    )
+
+
+def positions_stop(model, batch, steps):
+    ids, mask, positions = (
+        batch[name] for name in ("input_ids", "attention_mask", "position_ids")
+    )
+    for _ in range(steps):
+        with torch.inference_mode():
+            logits = model(
+                input_ids=ids, attention_mask=mask, position_ids=positions
+            ).logits
+        ids = torch.cat([ids, logits[:, -1].argmax(-1, keepdim=True)], dim=1)
+        mask = torch.cat([mask, torch.ones_like(mask[:, :1])], dim=1)
+        positions = torch.cat([positions, positions[:, -1:]], dim=1)
+    return ids
+
+
+lesson.refuse("01.4", encode=[on_the_right, by_column])
 lesson.refuse(
-    "01.5",
-    patterns=[["*"], ["*.json", "*.safetensors"], ["model*", "*.json"]],
+    "01.4",
+    extend=[
+        mask_lost,
+        positions_stop,
+        lambda model, batch, steps: good_extend(model, batch, steps)[:, -steps:],
+    ],
+)
+lesson.refuse(
+    "01.4",
+    finish=[
+        lambda tokenizer, ids, length: good_finish(tokenizer, ids, 0),
+        lambda tokenizer, ids, length: [
+            tokenizer.decode(row, skip_special_tokens=True) for row in ids[:, length:]
+        ],
+    ],
 )

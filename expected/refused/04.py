@@ -16,50 +16,133 @@ def reads_all(read, offsets, start, stop):
 def reads_to_the_end(read, offsets, start, stop):
     begin = offsets[start]
     data = read(begin, offsets[-1] - begin)
+    rows = range(start, stop)
+    return [data[offsets[i] - begin : offsets[i + 1] - begin].decode() for i in rows]
+
+
+def gives_all_to_the_end(read, offsets, start, stop):
+    begin = offsets[start]
+    data = read(begin, offsets[-1] - begin)
     rows = range(start, len(offsets) - 1)
     return [data[offsets[i] - begin : offsets[i + 1] - begin].decode() for i in rows]
 
 
-lesson.refuse("04.1", rows_between=[one_read_a_row, reads_all, reads_to_the_end])
+lesson.refuse(
+    "04.1", rows_between=[one_read_a_row, reads_all, reads_to_the_end, gives_all_to_the_end]
+)
 
 
 # %% 04.2
-def every_worker_the_same(count, node, nodes, worker, workers):
-    return range(node, count, nodes)
+def cuts_shards():
+    return 400, 2, 2400
 
 
-def numbers_meet(count, node, nodes, worker, workers):
-    return range(node + worker, count, nodes * workers)
+def forgets_the_second_machine():
+    return 450, 1, 2400
 
 
-def blocks_without_the_rest(count, node, nodes, worker, workers):
-    block = count // (nodes * workers)
-    own = node * workers + worker
-    return range(own * block, (own + 1) * block)
+def forgets_the_first_division():
+    return 450, 0, 2400
 
 
-lesson.refuse("04.2", my_rows=[every_worker_the_same, numbers_meet, blocks_without_the_rest])
+def each_row_is_read_once():
+    return 450, 2, 1200
+
+
+lesson.refuse(
+    "04.2",
+    predictions=[
+        cuts_shards,
+        forgets_the_second_machine,
+        forgets_the_first_division,
+        each_row_is_read_once,
+    ],
+)
 
 
 # %% 04.3
-generator = np.random.default_rng(SEED)
+class LosesItsBuffer(ShuffleBuffer):
+    """As the library's: the state holds no rows."""
+
+    def state_dict(self):
+        return super().state_dict() | {"buffer": []}
 
 
-def draws_anew(step, count, size, seed):
-    return generator.permutation(count)[:size].tolist()
+class ForgetsItsChoices(ShuffleBuffer):
+    """Begins to draw anew behind a stop."""
+
+    def state_dict(self):
+        return super().state_dict() | {"given": 0}
 
 
-def same_every_epoch(step, count, size, seed):
-    order = np.random.default_rng(seed).permutation(count)
-    place = step % (count // size) * size
-    return order[place : place + size].tolist()
+class LendsItsBuffer(ShuffleBuffer):
+    """Its state is no snapshot: it changes when the stream goes on."""
+
+    def state_dict(self):
+        return super().state_dict() | {"buffer": self.buffer}
 
 
-def as_it_lies(step, count, size, seed):
-    return [(step * size + i) % count for i in range(size)]
+class ReadsFromTheStart(ShuffleBuffer):
+    """Goes on by giving all rows again, and dropping those that were given."""
+
+    def state_dict(self):
+        return {"given": self.given}
+
+    def load_state_dict(self, state):
+        self.drop = state["given"]
+
+    def __iter__(self):
+        yield from itertools.islice(super().__iter__(), getattr(self, "drop", 0), None)
 
 
-lesson.refuse("04.3", rows_at=[draws_anew, same_every_epoch, as_it_lies])
+class ShufflesByBlocks(ShuffleBuffer):
+    """Drops the rows that fill no block."""
+
+    def __iter__(self):
+        block = []
+        for row in self.rows:
+            block.append(row)
+            if len(block) == self.size - 1:
+                yield from random.Random(self.seed).sample(block, len(block))
+                block = []
+
+
+class HoldsEverything(ShuffleBuffer):
+    """A true shuffle, which needs all rows in memory."""
+
+    def __init__(self, rows, size, seed):
+        super().__init__(rows, 10**6, seed)
+
+
+class DoesNotMix(ShuffleBuffer):
+    """A queue: what came first goes first."""
+
+    def __iter__(self):
+        for row in self.rows:
+            self.given += 1
+            yield row
+
+
+class IgnoresTheSeed(ShuffleBuffer):
+    """One order for every seed."""
+
+    def __init__(self, rows, size, seed):
+        super().__init__(rows, size, 0)
+
+
+lesson.refuse(
+    "04.3",
+    ShuffleBuffer=[
+        LosesItsBuffer,
+        ForgetsItsChoices,
+        LendsItsBuffer,
+        ReadsFromTheStart,
+        ShufflesByBlocks,
+        HoldsEverything,
+        DoesNotMix,
+        IgnoresTheSeed,
+    ],
+)
 
 
 # %% 04.4

@@ -4,6 +4,17 @@
 # %% 06.1
 lesson.refuse(
     "06.1",
+    predictions=[
+        [9, 1, 2, "Ġ"],
+        [3, 2, 2, "Ġ"],
+        [3, 1, 0, "Ġ"],
+        [3, 1, 2, ":"],
+    ],
+)
+
+# %% 06.2
+lesson.refuse(
+    "06.2",
     grow=[
         lambda matrix, count: torch.cat([matrix, torch.zeros(count, matrix.shape[1])]),
         lambda matrix, count: torch.cat([matrix, matrix[-1:].expand(count, -1)]),
@@ -11,9 +22,9 @@ lesson.refuse(
     ],
 )
 
-# %% 06.2
+# %% 06.3
 lesson.refuse(
-    "06.2",
+    "06.3",
     labels_from_mask=[
         lambda ids, mask: ids.masked_fill(ids == gpt2.eos_token_id, -100),
         lambda ids, mask: ids.masked_fill_(mask == 0, -100),
@@ -21,7 +32,68 @@ lesson.refuse(
     ],
 )
 
-# %% 06.3
+
+# %% 06.4
+def in_pieces(messages, end_learned=True, header_learned=False, default=True):
+    ids, labels = [], []
+    if default and messages[0]["role"] != "system":
+        messages = [{"role": "system", "content": system}, *messages]
+    for message in messages:
+        answer = message["role"] == "assistant"
+        parts = [
+            (f"<|im_start|>{message['role']}\n", answer and header_learned),
+            (message["content"], answer),
+            ("<|im_end|>", answer and end_learned),
+            ("\n", False),
+        ]
+        for text, learned in parts:
+            piece = smollm2(text).input_ids
+            ids += piece
+            labels += piece if learned else [-100] * len(piece)
+    return {"input_ids": ids, "labels": labels}
+
+
+def whole(messages, role="assistant", ending="<|im_end|>", inside=False):
+    text = smollm2.apply_chat_template(messages, tokenize=False)
+    encoded = smollm2(text, return_offsets_mapping=True)
+    spans, place = [], 0
+    for message in messages:
+        start = text.index(f"{message['role']}\n{message['content']}<|im_end|>", place)
+        start += len(message["role"]) + 1
+        place = start + len(message["content"] + ending)
+        if message["role"] == role:
+            spans.append((start, place))
+    labels = []
+    for token, (first, last) in zip(
+        encoded["input_ids"], encoded["offset_mapping"], strict=True
+    ):
+        if inside:
+            learned = any(start <= first and last <= stop for start, stop in spans)
+        else:
+            learned = any(first < stop and start < last for start, stop in spans)
+        labels.append(token if learned else -100)
+    return {"input_ids": encoded["input_ids"], "labels": labels}
+
+
+def everything(messages):
+    ids = smollm2.apply_chat_template(messages)["input_ids"]
+    return {"input_ids": ids, "labels": ids}
+
+
+lesson.refuse(
+    "06.4",
+    encode_talk=[
+        in_pieces,
+        lambda messages: in_pieces(messages, default=False),
+        lambda messages: whole(messages, ending=""),
+        lambda messages: whole(messages, role="user"),
+        lambda messages: whole(messages, ending="<|im_end|>\n"),
+        lambda messages: whole(messages, inside=True),
+        everything,
+    ],
+)
+
+# %% 06.5
 import re
 
 
@@ -30,20 +102,6 @@ def pasted(content):
 
 
 lesson.refuse(
-    "06.3",
+    "06.5",
     safe_turn=[pasted, lambda content: pasted(re.sub(r"<\|.*?\|>", "", content))],
 )
-
-
-# %% 06.4
-def without_added(tokenizer, texts):
-    used = {number for text in texts for number in tokenizer(text).input_ids}
-    return [number for number in range(tokenizer.vocab_size) if number not in used]
-
-
-def of_the_last(tokenizer, texts):
-    used = set(tokenizer(texts[-1]).input_ids)
-    return [number for number in range(len(tokenizer)) if number not in used]
-
-
-lesson.refuse("06.4", unused=[without_added, of_the_last])

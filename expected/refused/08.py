@@ -2,22 +2,95 @@
 # executed notebook, behind the solution of the same number.
 
 # %% 08.1
+def no_overlap(documents, end, block):
+    waiting = [end]
+    for document in documents:
+        waiting += [*document, end]
+        while len(waiting) > block:
+            yield waiting[: block + 1]
+            waiting = waiting[block + 1 :]
+
+
+def no_first_end(documents, end, block):
+    waiting = []
+    for document in documents:
+        waiting += [*document, end]
+        while len(waiting) > block:
+            yield waiting[: block + 1]
+            waiting = waiting[block:]
+
+
+def all_at_once(documents, end, block):
+    stream = [end]
+    for document in documents:
+        stream += [*document, end]
+    for start in range(0, len(stream) - block, block):
+        yield stream[start : start + block + 1]
+
+
+def a_row_late(documents, end, block):
+    waiting = [end]
+    for document in documents:
+        waiting += [*document, end]
+        while len(waiting) > block + 1:
+            yield waiting[: block + 1]
+            waiting = waiting[block:]
+
+
+def flow_of(order, step):
+    """Loaders that differ in the order of an epoch and in how positions are dealt."""
+
+    def flow(path, block, batch, seed, start=0, rank=0, world=1):
+        strip = np.memmap(path, np.uint16, mode="r")
+        windows = sliding_window_view(strip, block + 1)[::block]
+        while True:
+            positions = step(start, rank, world, batch)
+            numbers = np.array(
+                [order(seed, *divmod(int(p), len(windows)), len(windows)) for p in positions]
+            )
+            yield numbers, windows[numbers]
+            start += batch * world
+
+    return flow
+
+
+def dealt(start, rank, world, batch):
+    return start + rank + world * np.arange(batch)
+
+
+def in_pieces(start, rank, world, batch):
+    return start + rank * batch + np.arange(batch)
+
+
+def from_zero(start, rank, world, batch):
+    return start * batch + rank + world * np.arange(batch)
+
+
+def shuffled_once(seed, epoch, place, size):
+    return permute(np.array([place]), size, seed)[0]
+
+
+def shuffled(seed, epoch, place, size):
+    return permute(np.array([place]), size, seed, epoch)[0]
+
+
+def drawn(seed, epoch, place, size):
+    return np.random.default_rng([seed, epoch, place]).integers(size)
+
+
 lesson.refuse(
     "08.1",
-    answer_labels=[
-        lambda prompt, answer, end: [-100] * (len(prompt) - 1) + [*answer, end, -100],
-        lambda prompt, answer, end: [-100] * len(prompt) + [*answer, -100],
+    pack=[no_overlap, no_first_end, all_at_once, a_row_late],
+    batches=[
+        flow_of(shuffled_once, dealt),
+        flow_of(drawn, dealt),
+        flow_of(shuffled, in_pieces),
+        flow_of(shuffled, from_zero),
     ],
 )
 
+
 # %% 08.2
-lesson.refuse(
-    "08.2",
-    position_of=[feistel, lambda row, size, keys: feistel(row, size, keys[::-1])],
-)
-
-
-# %% 08.3
 def all_before(ids, end):
     return np.tri(len(ids), dtype=bool).tolist()
 
@@ -27,20 +100,20 @@ def both_ways(ids, end):
     return np.equal.outer(document, document).tolist()
 
 
-lesson.refuse("08.3", may_look=[all_before, both_ways])
+lesson.refuse("08.2", may_look=[all_before, both_ways])
 
-# %% 08.4
+# %% 08.3
 lesson.refuse(
-    "08.4",
-    better="A",
-    bits=[
-        lambda loss, bytes_per_token: loss / bytes_per_token,
-        lambda loss, bytes_per_token: loss * bytes_per_token / np.log(2),
+    "08.3",
+    explanation=["b", "c"],
+    share_with_end=[
+        lambda block, mean_length: block / mean_length,
+        lambda block, mean_length: min(1, mean_length / block),
     ],
 )
 
 
-# %% 08.5
+# %% 08.4
 def without_world(steps, batch, world, new_batch, new_world, size):
     start = steps * batch
     return start, -(-(size - start % size) // (new_batch * new_world))
@@ -51,4 +124,4 @@ def past_the_end(steps, batch, world, new_batch, new_world, size):
     return start, (size - start) // (new_batch * new_world)
 
 
-lesson.refuse("08.5", move=[without_world, past_the_end])
+lesson.refuse("08.4", move=[without_world, past_the_end])

@@ -1,0 +1,115 @@
+"""What lesson 00 says of logging in and of containers, tried on the real client and on made-up files."""
+
+import os
+import subprocess
+import sys
+import threading
+from http.server import BaseHTTPRequestHandler, HTTPServer
+
+import pytest
+
+from course import notebooks
+
+TOKEN = "hf_" + "x" * 34
+ASK = "from huggingface_hub import auth_check\nprint(auth_check('someone/{}'))"
+
+
+class GatedHub(BaseHTTPRequestHandler):
+    """Lets whoever has the token into one of its models."""
+
+    def do_GET(self):
+        sent = self.headers.get("Authorization")
+        welcome = sent == f"Bearer {TOKEN}" and "/approved" in self.path
+        self.send_response(200 if welcome else 403 if sent else 401)
+        if not welcome:
+            self.send_header("X-Error-Code", "GatedRepo")
+        self.end_headers()
+
+    def log_message(self, *_):
+        pass
+
+
+@pytest.fixture
+def gated_hub():
+    hub = HTTPServer(("127.0.0.1", 0), GatedHub)
+    threading.Thread(target=hub.serve_forever, daemon=True).start()
+    yield f"http://127.0.0.1:{hub.server_port}"
+    hub.shutdown()
+    hub.server_close()
+
+
+def settings(home, token="", **more):
+    fixed = {"HF_HOME": str(home), "HF_TOKEN": token, "NO_PROXY": "*"}
+    return os.environ | fixed | more
+
+
+@pytest.mark.parametrize(
+    "token, model, says",
+    [
+        ("", "approved", "GatedRepoError: 401"),
+        ("", "other", "GatedRepoError: 401"),
+        (TOKEN, "other", "GatedRepoError: 403"),
+        (TOKEN, "approved", "None"),
+    ],
+)
+def test_a_refusal_has_a_number_and_shows_no_token(
+    gated_hub, tmp_path, token, model, says
+):
+    env = settings(tmp_path, token, HF_ENDPOINT=gated_hub, HF_HUB_OFFLINE="0")
+    command = [sys.executable, "-c", ASK.format(model)]
+    done = subprocess.run(command, env=env, capture_output=True, text=True)
+    assert says in done.stdout + done.stderr
+    assert TOKEN not in done.stdout + done.stderr
+
+
+def test_login_asks_the_hub_before_it_keeps_a_token(tmp_path):
+    code = f"from huggingface_hub import login\nlogin(token={TOKEN!r})"
+    env = settings(tmp_path, HF_HUB_OFFLINE="1")
+    command = [sys.executable, "-c", code]
+    done = subprocess.run(command, env=env, capture_output=True, text=True)
+    assert "offline mode is enabled" in done.stderr
+    assert not list(tmp_path.rglob("token*"))
+
+
+def test_in_a_cell_the_command_waits_for_keys(tmp_path):
+    """IPython gives a command behind `!` a terminal of its own, so it asks, and nobody can answer."""
+    pexpect = pytest.importorskip("pexpect")
+    code = "from huggingface_hub.cli.hf import main\nmain()"
+    env = settings(tmp_path, HF_HUB_OFFLINE="1")
+    child = pexpect.spawn(
+        sys.executable, ["-c", code, "auth", "login"], env=env, timeout=60
+    )
+    child.expect("How would you like to log in")
+    assert child.expect([pexpect.EOF, pexpect.TIMEOUT], timeout=2) == 1
+    child.close(force=True)
+
+
+@pytest.mark.parametrize(
+    "files, cores",
+    [
+        ({"cpu.max": "20000 100000\n"}, 0.2),
+        ({"cpu.max": "max 100000\n"}, None),
+        (
+            {
+                "cpu/cpu.cfs_quota_us": "150000\n",
+                "cpu/cpu.cfs_period_us": "100000\n",
+            },
+            1.5,
+        ),
+        (
+            {"cpu/cpu.cfs_quota_us": "-1\n", "cpu/cpu.cfs_period_us": "100000\n"},
+            None,
+        ),
+        ({}, None),
+    ],
+)
+def test_the_quota_of_a_container_is_read(tmp_path, files, cores):
+    for name, text in files.items():
+        (tmp_path / name).parent.mkdir(exist_ok=True)
+        (tmp_path / name).write_text(text)
+    (lesson,) = notebooks.select("00")
+    cells = notebooks.cells(notebooks.read(lesson), "code")
+    source = next(notebooks.source(cell) for cell in cells if cell["id"] == "quota")
+    names = {}
+    exec(source, names)
+    assert names["cores_by_quota"](tmp_path) == cores

@@ -107,6 +107,23 @@ def rows_of(path: Path) -> Iterator[Row]:
             yield from table.to_pylist()
 
 
+def rows_of_splits(corpus: Path, *splits: str) -> Iterator[Row]:
+    """The rows of some splits, of all three if none is named."""
+    for split in splits or SPLITS:
+        files = sorted(corpus.glob(f"{split}-*.parquet"))
+        for file in files:
+            yield from rows_of(file)
+
+
+def show_examples(rows: list, pattern: str = r"\S.*", count: int = 3) -> None:
+    """Print a few removed files: where, on what evidence, and the first line that fits."""
+    for path, detail, text in rows[:count]:
+        line = re.search(pattern, text)
+        excerpt = line[0].strip() if line else ""
+        print(f"{path}\n    {detail} | {excerpt[:64]}")
+    print(f"... {len(rows)} in all")
+
+
 def read_texts(corpus: Path, split: str, megabytes: float = 1e9) -> Iterator[str]:
     """Documents of one split, about so many megabytes of it: a fair sample.
 

@@ -82,6 +82,28 @@ def shingles(hashes: np.ndarray, length: int) -> np.ndarray:
     return combine([hashes[offset : offset + count] for offset in range(length)])
 
 
+def shingles_of(text: str, length: int) -> np.ndarray:
+    """The set of a text's shingles, as a sorted array of hashes.
+
+    >>> len(shingles_of("to be or not to be or", 3))
+    4
+    """
+    words = words_of(text.encode())
+    hashes = word_hashes(words)
+    return np.unique(shingles(hashes, length))
+
+
+def in_table(hashes: np.ndarray, table: np.ndarray) -> np.ndarray:
+    """Which hashes are in a sorted table.
+
+    >>> in_table(np.array([4, 9]), np.array([1, 4, 7])).tolist()
+    [True, False]
+    """
+    places = np.searchsorted(table, hashes)
+    places = np.minimum(places, len(table) - 1)
+    return table[places] == hashes
+
+
 def signature(words: Words) -> np.ndarray:
     """The least number of a set under each of 128 renumberings: 512 bytes for any document.
 

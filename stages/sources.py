@@ -60,6 +60,19 @@ def environment() -> list[Tree]:
     return [python, *packages]
 
 
+def packages_within(trees: list[Tree], most: int) -> list[Tree]:
+    """Trees that fit in `most` bytes: the first always, the rest by a hash of their names."""
+    first, *rest = trees
+    rest.sort(key=lambda tree: hashlib.sha1(tree.package.encode()).digest())
+    chosen = [first]
+    room = most - first.size
+    for tree in rest:
+        if tree.size <= room:
+            chosen.append(tree)
+            room -= tree.size
+    return chosen
+
+
 def distribution_tree(name: str, package: importlib.metadata.Distribution) -> Tree:
     """The source files that an installed package lists as its own, inside its folder."""
     paths = set()

@@ -8,9 +8,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from benchmarks.corpus import pairs_of_ours, plant
 from stages import near_duplicates
 from stages.near_duplicates import jaccard
+from stages.planted import pairs_of_ours, plant
 
 
 def code(name: str, lines: int = 60) -> str:

@@ -109,7 +109,8 @@ def rows_of(path: Path) -> Iterator[Row]:
 
 def rows_of_splits(corpus: Path, *splits: str) -> Iterator[Row]:
     """The rows of some splits, of all three if none is named."""
-    for split in splits or SPLITS:
+    wanted = splits or SPLITS
+    for split in wanted:
         files = sorted(corpus.glob(f"{split}-*.parquet"))
         for file in files:
             yield from rows_of(file)

@@ -90,7 +90,8 @@ def shingles_of(text: str, length: int) -> np.ndarray:
     """
     words = words_of(text.encode())
     hashes = word_hashes(words)
-    return np.unique(shingles(hashes, length))
+    found = shingles(hashes, length)
+    return np.unique(found)
 
 
 def in_table(hashes: np.ndarray, table: np.ndarray) -> np.ndarray:

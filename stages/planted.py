@@ -81,11 +81,15 @@ def pairs_of_datasketch(texts: list[str]) -> set:
     """The pairs that datasketch reports."""
     from datasketch import MinHash, MinHashLSH
 
+    def make() -> Any:
+        return MinHash(128)
+
     def update(sketch: Any, words: set[str]) -> None:
-        sketch.update_batch([word.encode() for word in words])
+        encoded = [word.encode() for word in words]
+        sketch.update_batch(encoded)
 
     index = MinHashLSH(threshold=0.85, num_perm=128)
-    return pairs_of_library(texts, lambda: MinHash(128), update, index)
+    return pairs_of_library(texts, make, update, index)
 
 
 def pairs_of_rensa(texts: list[str], seed: int = 0) -> set:
@@ -93,7 +97,9 @@ def pairs_of_rensa(texts: list[str], seed: int = 0) -> set:
     from rensa import RMinHash, RMinHashLSH
 
     def update(sketch: Any, words: set[str]) -> None:
-        sketch.update(sorted(words))
+        ordered = sorted(words)
+        sketch.update(ordered)
 
     make = functools.partial(RMinHash, 128, seed)
-    return pairs_of_library(texts, make, update, RMinHashLSH(0.85, 128, 16))
+    index = RMinHashLSH(0.85, 128, 16)
+    return pairs_of_library(texts, make, update, index)

@@ -67,9 +67,10 @@ def packages_within(trees: list[Tree], most: int) -> list[Tree]:
     chosen = [first]
     room = most - first.size
     for tree in rest:
-        if tree.size <= room:
+        size = tree.size
+        if size <= room:
             chosen.append(tree)
-            room -= tree.size
+            room -= size
     return chosen
 
 

@@ -22,7 +22,9 @@ class GatedHub(BaseHTTPRequestHandler):
         welcome = sent == f"Bearer {TOKEN}" and "/approved" in self.path
         self.send_response(200 if welcome else 403 if sent else 401)
         if not welcome:
-            self.send_header("X-Error-Code", "GatedRepo")
+            missing = "/missing" in self.path
+            code = "RepoNotFound" if missing else "GatedRepo"
+            self.send_header("X-Error-Code", code)
         self.end_headers()
 
     def log_message(self, *_):
@@ -48,6 +50,7 @@ def settings(home, token="", **more):
     [
         ("", "approved", "GatedRepoError: 401"),
         ("", "other", "GatedRepoError: 401"),
+        ("", "missing", "RepositoryNotFoundError: 401"),
         (TOKEN, "other", "GatedRepoError: 403"),
         (TOKEN, "approved", "None"),
     ],
@@ -82,6 +85,17 @@ def test_in_a_cell_the_command_waits_for_keys(tmp_path):
     child.expect("How would you like to log in")
     assert child.expect([pexpect.EOF, pexpect.TIMEOUT], timeout=2) == 1
     child.close(force=True)
+
+
+def test_behind_a_pipe_as_on_windows_the_command_does_not_ask(tmp_path):
+    code = "from huggingface_hub.cli.hf import main\nmain()"
+    command = [sys.executable, "-c", code, "auth", "login"]
+    env = settings(tmp_path, HF_ENDPOINT="http://127.0.0.1:9", HF_HUB_OFFLINE="0")
+    done = subprocess.run(
+        command, env=env, input="", capture_output=True, text=True
+    )
+    assert "How would you like" not in done.stdout + done.stderr
+    assert "device" in done.stdout + done.stderr
 
 
 @pytest.mark.parametrize(

@@ -49,6 +49,15 @@ def in_the_order_of_the_sort(scores, temperature=1.0, k=0, p=1.0):
     return whole.sort(descending=True).values
 
 
+def with_a_rounded_sum_that_cuts_at_p_1(scores, temperature=1.0, k=0, p=1.0):
+    row = warp(scores, temperature, k or scores.shape[-1]).softmax(-1)
+    ordered, order = row.sort(descending=True)
+    before = ordered.cumsum(-1) - ordered
+    ordered[:, 1:][before[:, 1:] >= p] = 0
+    kept = torch.zeros_like(row).scatter(1, order, ordered)
+    return kept / kept.sum(-1, keepdim=True)
+
+
 def over_the_logits_given(scores, temperature=1.0, k=0, p=1.0):
     scores.div_(temperature)
     return warp(scores, 1.0, k or scores.shape[-1], p).softmax(-1)
@@ -66,6 +75,7 @@ lesson.refuse(
         with_the_temperature_last,
         without_a_new_sum,
         in_the_order_of_the_sort,
+        with_a_rounded_sum_that_cuts_at_p_1,
         over_the_logits_given,
     ],
 )

@@ -71,7 +71,19 @@ def positions_stop(model, batch, steps):
     return ids
 
 
-lesson.refuse("01.4", encode=[on_the_right, by_column])
+def not_clamped(tokenizer, prompts):
+    batch = good_encode(tokenizer, prompts)
+    return batch | {"position_ids": batch["attention_mask"].cumsum(-1) - 1}
+
+
+def without_positions(tokenizer, prompts):
+    batch = good_encode(tokenizer, prompts)
+    return {name: batch[name] for name in ("input_ids", "attention_mask")}
+
+
+lesson.refuse(
+    "01.4", encode=[on_the_right, by_column, not_clamped, without_positions]
+)
 lesson.refuse(
     "01.4",
     extend=[

@@ -2,8 +2,10 @@
 
     trees -> store (three tables) -> documents (one query) -> clean -> near duplicates -> split
 
-No step holds the corpus: some row groups, and half a kilobyte of signature a document. Every file
-seen is kept, or listed in `rejected` with its reason, and `build` counts both.
+`build` goes the whole way; rows from elsewhere join it behind the query, with `build_from_rows`.
+No step holds the corpus: some row groups, half a kilobyte of signature a document, and the words
+of those that look like another. Every file seen is kept, or listed in `rejected` with the first
+reason against it, and `build` counts both.
 """
 
 from __future__ import annotations
@@ -21,7 +23,14 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from stages.near_duplicates import repeats, signature, similar_pairs, word_hashes
+from stages.near_duplicates import (
+    Words,
+    repeats,
+    signature,
+    similar_pairs,
+    suspects,
+    words_of,
+)
 from stages.sources import Tree, blob_id, opted_out, permissive, read_file
 from utils.errors import CourseError
 
@@ -96,6 +105,24 @@ def rows_of(path: Path) -> Iterator[Row]:
         for group in range(file.num_row_groups):
             table = file.read_row_group(group)
             yield from table.to_pylist()
+
+
+def rows_of_splits(corpus: Path, *splits: str) -> Iterator[Row]:
+    """The rows of some splits, of all three if none is named."""
+    wanted = splits or SPLITS
+    for split in wanted:
+        files = sorted(corpus.glob(f"{split}-*.parquet"))
+        for file in files:
+            yield from rows_of(file)
+
+
+def show_examples(rows: list, pattern: str = r"\S.*", count: int = 3) -> None:
+    """Print a few removed files: where, on what evidence, and the first line that fits."""
+    for path, detail, text in rows[:count]:
+        line = re.search(pattern, text)
+        excerpt = line[0].strip() if line else ""
+        print(f"{path}\n    {detail} | {excerpt[:64]}")
+    print(f"... {len(rows)} in all")
 
 
 def read_texts(corpus: Path, split: str, megabytes: float = 1e9) -> Iterator[str]:
@@ -203,11 +230,21 @@ TESTS = re.compile(
 SETTINGS = re.compile(r"(^|/)(conf|configs?|settings|setup|configuration_\w*)\.py$")
 BALLAST_KEPT = 0.3
 SPACE, LOWER, UPPER, DIGIT, SIGN = range(5)
-KINDS = np.full(256, SIGN, np.uint8)
-KINDS[list(b" \t\n\r\f\v")] = SPACE
-KINDS[list(b"abcdefghijklmnopqrstuvwxyz_") + list(range(128, 256))] = LOWER
-KINDS[list(b"ABCDEFGHIJKLMNOPQRSTUVWXYZ")] = UPPER
-KINDS[list(b"0123456789")] = DIGIT
+
+
+def kind_of(byte: int) -> int:
+    """What a byte is for the filters; `_` and the bytes of other alphabets are small letters."""
+    character = chr(byte)
+    if character in " \t\n\r\f\v":
+        return SPACE
+    if byte >= 128 or character == "_" or character.islower():
+        return LOWER
+    if character.isupper():
+        return UPPER
+    return DIGIT if character.isdigit() else SIGN
+
+
+KINDS = bytes(map(kind_of, range(256)))
 
 
 class Measures(NamedTuple):
@@ -229,19 +266,20 @@ def measure(data: bytes) -> Measures:
     Measures(longest_line=5, mean_line=5.0, letters=0.455, per_piece=1.833)
     """
     codes = np.frombuffer(data, np.uint8)
+    kinds = np.frombuffer(data.translate(KINDS), np.uint8)
     breaks = np.flatnonzero(codes == ord("\n"))
-    lines = np.diff(breaks, prepend=-1, append=len(codes)) - 1
-    kinds = KINDS[codes]
-    counts = np.bincount(kinds, minlength=5)
-    underscores = np.count_nonzero(codes == ord("_"))
-    letters = counts[[LOWER, UPPER, DIGIT]].sum() - underscores
-    other_kind = kinds[1:] != kinds[:-1]
-    other_sign = (kinds[1:] == SIGN) & (codes[1:] != codes[:-1])
-    begins = (other_kind | other_sign) & (kinds[1:] != SPACE)
+    edges = np.concatenate(([-1], breaks, [len(codes)]))
+    lines = edges[1:] - edges[:-1] - 1
+    others = [np.count_nonzero(kinds == kind) for kind in (SPACE, SIGN)]
+    letters = len(codes) - int(sum(others)) - data.count(b"_")
+    # A piece begins where the kind changes, and with a sign that is not the one before it.
+    begins = kinds[1:] != kinds[:-1]
+    begins |= (kinds[1:] == SIGN) & (codes[1:] != codes[:-1])
+    begins &= kinds[1:] != SPACE
     pieces = 1 + int(np.count_nonzero(begins))
     longest = int(lines.max())
     mean = round(float(lines.mean()), 3)
-    share = round(float(letters / len(codes)), 3)
+    share = round(letters / len(codes), 3)
     return Measures(longest, mean, share, round(len(codes) / pieces, 3))
 
 
@@ -346,7 +384,7 @@ def clean(rows: Rows, rejected: Rejected, passed: list[Row]) -> Iterator[Row]:
         facts = {name: row[name] for name in ("package", "path", "hash", "size")}
         row["content"], counts = redact(row["content"])
         facts["redacted"] = counts
-        facts["signature"] = signature(word_hashes(data))
+        facts["signature"] = signature(frozenset(words_of(row["content"].encode())))
         passed.append(facts)
         yield row
 
@@ -374,21 +412,63 @@ def split_packages(sizes: dict[str, int]) -> dict[str, str]:
     return splits
 
 
+def words_at(spool: Path, places: set[int]) -> dict[int, Words]:
+    """The sets of words of some rows of a file."""
+    words = {}
+    for place, row in enumerate(rows_of(spool)):
+        if place in places:
+            words[place] = frozenset(words_of(row["content"].encode()))
+    return words
+
+
+def near_repeats(passed: list[Row], spool: Path) -> dict[int, int]:
+    """Which cleaned rows repeat an earlier one that stays: suspected by signature, then compared."""
+    pairs = suspects(np.stack([row["signature"] for row in passed]))
+    places = {place for later, earlier, _ in pairs for place in (later, earlier)}
+    return repeats(similar_pairs(pairs, words_at(spool, places)))
+
+
 def build(trees: list[Tree], folder: Path, shard: int = 16_000_000) -> Row:
     """Make the whole corpus in an empty `folder`; returns what was seen, kept, rejected and why."""
-    # Old shards would be taken for a part of this corpus.
+    refuse_a_used(folder)
+    rejected = store(trees, folder)
+    seen = sum(len(tree.paths) + len(tree.rejected) for tree in trees)
+    report = build_from_rows(documents(folder, rejected), folder, shard, rejected)
+    if seen != report["seen"]:
+        what = f"{seen} files seen, {report['seen']} kept or rejected"
+        raise CourseError(
+            what, folder, "report this: one was lost or counted twice"
+        )
+    return report
+
+
+def refuse_a_used(folder: Path) -> None:
+    """Old shards would be taken for a part of the new corpus."""
     if any(folder.glob("*.parquet")):
         what = "there is a corpus here already"
         raise CourseError(what, folder, "build in an empty folder")
-    rejected = store(trees, folder)
+
+
+def build_from_rows(
+    rows: Rows,
+    folder: Path,
+    shard: int = 16_000_000,
+    rejected: Rejected | None = None,
+) -> Row:
+    """Clean, deduplicate, split and write rows with the columns of `CORPUS`, from any source.
+
+    `rejected` is what an earlier step has left out already.
+    """
+    if rejected is None:
+        refuse_a_used(folder)
+        rejected = []
     passed: list[Row] = []
     spool = folder / "clean.part"
-    cleaned = clean(documents(folder, rejected), rejected, passed)
-    write_rows(spool, CORPUS, cleaned, "none")
+    write_rows(spool, CORPUS, clean(rows, rejected, passed), "none")
     if not passed:
         what = "no document passed the filters"
         raise CourseError(what, folder, "choose other sources")
-    gone = repeats(similar_pairs(np.stack([row["signature"] for row in passed])))
+    gone = near_repeats(passed, spool)
     for later, earlier in gone.items():
         row = passed[later]
         original = passed[earlier]["path"]
@@ -398,28 +478,29 @@ def build(trees: list[Tree], folder: Path, shard: int = 16_000_000) -> Row:
     for row in kept:
         sizes[row["package"]] += row["size"]
     splits = split_packages(sizes)
-    for split in SPLITS:
-        hashes = {row["hash"] for row in kept if splits[row["package"]] == split}
-        rows = (row for row in rows_of(spool) if row["hash"] in hashes)
-        for number, part in enumerate(chunks(rows, shard)):
-            write_rows(folder / f"{split}-{number:05}.parquet", CORPUS, part)
+    write_splits(spool, kept, splits, folder, shard)
     spool.unlink()
     reasons = [dict(zip(REJECTED, facts)) for facts in rejected]
     write_rows(folder / "rejected.parquet", REJECTED, reasons)
-    seen = sum(len(tree.paths) + len(tree.rejected) for tree in trees)
-    if seen != len(kept) + len(rejected):
-        what = f"{seen} files seen, {len(kept)} kept, {len(rejected)} rejected"
-        raise CourseError(
-            what, folder, "report this: one was lost or counted twice"
-        )
     redacted: Counter[str] = Counter()
     for row in passed:
         redacted += row["redacted"]
     return {
-        "seen": seen,
+        "seen": len(kept) + len(rejected),
         "kept": len(kept),
         "bytes": sum(sizes.values()),
         "splits": splits,
         "reasons": dict(Counter(row["reason"] for row in reasons).most_common()),
         "redacted": dict(redacted),
     }
+
+
+def write_splits(
+    spool: Path, kept: list[Row], splits: dict[str, str], folder: Path, shard: int
+) -> None:
+    """Write each split as files of about `shard` characters."""
+    for split in SPLITS:
+        hashes = {row["hash"] for row in kept if splits[row["package"]] == split}
+        rows = (row for row in rows_of(spool) if row["hash"] in hashes)
+        for number, part in enumerate(chunks(rows, shard)):
+            write_rows(folder / f"{split}-{number:05}.parquet", CORPUS, part)

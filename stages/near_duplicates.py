@@ -1,66 +1,66 @@
-"""Near duplicates by MinHash: documents become sets of words, sets become signatures, by NumPy.
+"""Near duplicates: a short signature finds who may be alike, the sets of words decide who is.
 
-Words are hashed without being cut out: with `H` the running sum of `byte * P**position` modulo
-2**64, the hash of a word is `(H[end] - H[start]) / P**start`, and an odd `P` can be divided by. Two
-signatures agree in a share of places close to the Jaccard similarity of their sets.
+A document is the set of its words, a word a number, and the least number under each of 128
+renumberings is its MinHash signature. Two signatures agree in a share of places close to the
+Jaccard similarity of their sets; only pairs that this estimate suspects are compared exactly.
 """
 
 from __future__ import annotations
 
-import functools
 import string
 from collections.abc import Iterable, Sequence
 
 import numpy as np
 
 Pair = tuple[int, int, float]
+Words = frozenset[bytes]
+# Near duplicates share this much of their words.
+NEAR = 0.85
+# An estimate of 128 places errs by 0.03 on average: who seems this near is compared exactly.
+SUSPECT = 0.75
 # Places of a signature, and how many in a row must agree before two signatures are compared.
 WIDTH = 128
 BAND = 8
+PRIME = 2**61 - 1
 ODD = np.uint64(0x9E3779B97F4A7C15)
-# Odd 64-bit factors, and offsets: with 32-bit factors the hashes would all rank words alike.
+# An odd factor and an offset renumber all numbers of 32 bits, no two of them alike.
 FACTORS, OFFSETS = np.random.default_rng(1).integers(
-    0, 2**64, (2, WIDTH, 1), np.uint64
+    0, 2**32, (2, WIDTH, 1), np.uint32
 )
-FACTORS = FACTORS | np.uint64(1)
-IN_WORD = np.zeros(256, bool)
-IN_WORD[list((string.ascii_letters + string.digits + "_").encode())] = True
-IN_WORD[128:] = True
+FACTORS = FACTORS | np.uint32(1)
+WORD_BYTES = {
+    *(string.ascii_letters + string.digits + "_").encode(),
+    *range(128, 256),
+}
+# What is no part of a word becomes a space.
+BLANKED = bytes(byte if byte in WORD_BYTES else 32 for byte in range(256))
 
 
 def scramble(hashes: np.ndarray) -> np.ndarray:
     """Let every bit of a hash depend on all of its bits."""
-    hashes = (hashes ^ (hashes >> np.uint64(32))) * ODD
-    return hashes ^ (hashes >> np.uint64(29))
+    for shift in (np.uint64(32), np.uint64(29)):
+        hashes = (hashes ^ (hashes >> shift)) * ODD
+    return hashes ^ (hashes >> np.uint64(32))
 
 
-@functools.cache
-def powers(base: int, size: int) -> np.ndarray:
-    """The first powers of a number, modulo 2**64."""
-    factors = np.full(size, base, np.uint64)
-    factors[0] = 1
-    return np.multiply.accumulate(factors)
+def words_of(data: bytes) -> list[bytes]:
+    """The words of a text in order; a word is a run of letters, digits and `_`.
+
+    >>> words_of(b"def f(def")
+    [b'def', b'f', b'def']
+    """
+    return data.translate(BLANKED).split()
 
 
-def word_hashes(data: bytes) -> np.ndarray:
-    """A 64-bit hash of every word, in order; a word is a run of letters, digits and `_`.
+def word_hashes(words: Iterable[bytes]) -> np.ndarray:
+    """A 64-bit hash of each word: its bytes, read as one number, modulo a prime.
 
-    >>> first, second, third = word_hashes(b"def f(def")
+    >>> first, second, third = word_hashes([b"def", b"f", b"def"])
     >>> bool(first == third), bool(first == second)
     (True, False)
     """
-    codes = np.frombuffer(data, np.uint8)
-    in_word = np.concatenate(([False], IN_WORD[codes], [False]))
-    edges = np.flatnonzero(in_word[1:] != in_word[:-1])
-    starts = edges[::2]
-    ends = edges[1::2]
-    # A power of two, so that few tables of powers are ever made.
-    size = 1 << max(len(data), 1 << 20).bit_length()
-    sums = np.zeros(len(codes) + 1, np.uint64)
-    np.cumsum(codes * powers(int(ODD), size)[: len(codes)], out=sums[1:])
-    inverse = pow(int(ODD), -1, 2**64)
-    words = (sums[ends] - sums[starts]) * powers(inverse, size)[starts]
-    return scramble(words)
+    numbers = [int.from_bytes(word, "big") % PRIME for word in words]
+    return scramble(np.array(numbers, np.uint64))
 
 
 def combine(rows: Sequence[np.ndarray] | np.ndarray) -> np.ndarray:
@@ -74,7 +74,7 @@ def combine(rows: Sequence[np.ndarray] | np.ndarray) -> np.ndarray:
 def shingles(hashes: np.ndarray, length: int) -> np.ndarray:
     """A hash of every `length` neighbours; of all of them where there are fewer.
 
-    >>> len(shingles(word_hashes(b"one two three four"), 3))
+    >>> len(shingles(word_hashes(words_of(b"one two three four")), 3))
     2
     """
     length = max(1, min(length, len(hashes)))
@@ -82,22 +82,43 @@ def shingles(hashes: np.ndarray, length: int) -> np.ndarray:
     return combine([hashes[offset : offset + count] for offset in range(length)])
 
 
-def signature(hashes: np.ndarray) -> np.ndarray:
-    """The least of each of 128 hashes over a set: 512 bytes, whatever the size of the document.
+def shingles_of(text: str, length: int) -> np.ndarray:
+    """The set of a text's shingles, as a sorted array of hashes.
 
-    >>> one = signature(word_hashes(b"def area(width, height)"))
-    >>> two = signature(word_hashes(b"def area(height, width)"))
+    >>> len(shingles_of("to be or not to be or", 3))
+    4
+    """
+    words = words_of(text.encode())
+    hashes = word_hashes(words)
+    found = shingles(hashes, length)
+    return np.unique(found)
+
+
+def in_table(hashes: np.ndarray, table: np.ndarray) -> np.ndarray:
+    """Which hashes are in a sorted table.
+
+    >>> in_table(np.array([4, 9]), np.array([1, 4, 7])).tolist()
+    [True, False]
+    """
+    places = np.searchsorted(table, hashes)
+    places = np.minimum(places, len(table) - 1)
+    return table[places] == hashes
+
+
+def signature(words: Words) -> np.ndarray:
+    """The least number of a set under each of 128 renumberings: 512 bytes for any document.
+
+    >>> one = signature(frozenset(words_of(b"def area(width, height)")))
+    >>> two = signature(frozenset(words_of(b"def area(height, width)")))
     >>> bool((one == two).all())
     True
     """
-    hashes = np.sort(hashes)
-    # Each word once; `np.unique` would take three times as long.
-    first = np.flatnonzero(hashes[1:] != hashes[:-1]) + 1
-    hashes = np.concatenate([hashes[:1], hashes[first]])
+    numbers = (word_hashes(words) >> np.uint64(32)).astype(np.uint32)
     least = np.full(WIDTH, 2**32 - 1, np.uint32)
-    for start in range(0, len(hashes), 512):
-        block = (hashes[start : start + 512] * FACTORS + OFFSETS) >> np.uint64(32)
-        least = np.minimum(least, block.min(axis=1).astype(np.uint32))
+    for start in range(0, len(numbers), 1024):
+        block = numbers[start : start + 1024] * FACTORS
+        block += OFFSETS
+        least = np.minimum(least, block.min(axis=1))
     return least
 
 
@@ -121,8 +142,8 @@ def candidates(band: np.ndarray) -> np.ndarray:
     return np.concatenate(pairs)
 
 
-def similar_pairs(signatures: np.ndarray) -> list[Pair]:
-    """Pairs (later, earlier, similarity) of signatures that agree in 85% of their places or more.
+def suspects(signatures: np.ndarray) -> list[Pair]:
+    """Pairs (later, earlier, estimate) of documents whose signatures look nearly alike.
 
     Only `candidates` are compared. A pair missed in one band mostly meets in another.
     """
@@ -131,10 +152,36 @@ def similar_pairs(signatures: np.ndarray) -> list[Pair]:
     compared = np.unique(found, axis=0)
     pairs = []
     for later, earlier in compared.tolist():
-        similarity = float((signatures[later] == signatures[earlier]).mean())
-        if similarity >= 0.85:
-            pairs.append((later, earlier, similarity))
+        estimate = float((signatures[later] == signatures[earlier]).mean())
+        if estimate >= SUSPECT:
+            pairs.append((later, earlier, estimate))
     return pairs
+
+
+def jaccard(left: Iterable, right: Iterable) -> float:
+    """What two sets share of what they hold together.
+
+    >>> jaccard({1, 2, 3}, {2, 3, 4})
+    0.5
+    """
+    left, right = set(left), set(right)
+    together = left | right
+    return len(left & right) / len(together) if together else 1.0
+
+
+def similar_pairs(pairs: Iterable[Pair], words: dict[int, Words]) -> list[Pair]:
+    """Of suspected pairs those that are near duplicates, with their exact similarity.
+
+    >>> same, other = frozenset({b"x", b"y"}), frozenset({b"x", b"z"})
+    >>> similar_pairs([(1, 0, 0.9), (2, 0, 0.9)], {0: same, 1: same, 2: other})
+    [(1, 0, 1.0)]
+    """
+    near = []
+    for later, earlier, _ in pairs:
+        similarity = jaccard(words[later], words[earlier])
+        if similarity >= NEAR:
+            near.append((later, earlier, similarity))
+    return near
 
 
 def repeats(pairs: Iterable[Pair]) -> dict[int, int]:

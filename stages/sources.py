@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import email
 import errno
 import functools
 import hashlib
 import importlib.metadata
 import os
 import re
+import subprocess
+import sys
 import sysconfig
 import tomllib
 from collections.abc import Iterable
@@ -16,6 +19,9 @@ from pathlib import Path
 from typing import Any
 
 import license_expression
+
+from utils.archives import unpack
+from utils.errors import CourseError
 
 # A larger file is not source: it is not even read.
 MOST_BYTES = 16_000_000
@@ -54,6 +60,20 @@ def environment() -> list[Tree]:
     return [python, *packages]
 
 
+def packages_within(trees: list[Tree], most: int) -> list[Tree]:
+    """Trees that fit in `most` bytes: the first always, the rest by a hash of their names."""
+    first, *rest = trees
+    rest.sort(key=lambda tree: hashlib.sha1(tree.package.encode()).digest())
+    chosen = [first]
+    room = most - first.size
+    for tree in rest:
+        size = tree.size
+        if size <= room:
+            chosen.append(tree)
+            room -= size
+    return chosen
+
+
 def distribution_tree(name: str, package: importlib.metadata.Distribution) -> Tree:
     """The source files that an installed package lists as its own, inside its folder."""
     paths = set()
@@ -90,6 +110,35 @@ def folder_tree(
         name = Path(refusal).relative_to(root).as_posix()
         rejected[name.encode(errors="backslashreplace").decode()] = reason
     return Tree(package, licence, Path(root), sorted(paths), rejected)
+
+
+def fetch_wheel(project: str, folder: Path) -> Path:
+    """A released wheel, fetched by pip into a folder; nothing of it is run."""
+    # For a path, an address or a source archive pip would run a build script.
+    if not re.fullmatch(r"[A-Za-z0-9][A-Za-z0-9._-]*(==[A-Za-z0-9.!+]+)?", project):
+        what = f"{project!r} is not the name of a project"
+        raise CourseError(
+            what, "fetch_wheel", "give a name: attrs, or attrs==25.4.0"
+        )
+    command = [sys.executable, "-m", "pip", "download", "--quiet", "--no-deps"]
+    command += ["--only-binary", ":all:", "--", project]
+    pip = subprocess.run(
+        command, cwd=folder, capture_output=True, encoding="utf-8", errors="replace"
+    )
+    if pip.returncode:
+        reason = pip.stderr.strip().splitlines()[-1:]
+        what = f"no wheel of {project} could be fetched: {' '.join(reason)}"
+        raise CourseError(what, "pip download", "check the name and the network")
+    return next(folder.glob("*.whl"))
+
+
+def wheel_tree(project: str, folder: Path) -> Tree:
+    """The source files and the licence of a released wheel, in an empty folder."""
+    wheel = fetch_wheel(project, folder)
+    unpack(wheel, ["**/*.py", "*.dist-info/METADATA"], folder)
+    metadata = next(folder.glob("*.dist-info/METADATA")).read_bytes()
+    licence = licence_of(email.message_from_bytes(metadata))
+    return folder_tree(folder, project, licence)
 
 
 FOLDER = Path(__file__).parent

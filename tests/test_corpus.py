@@ -1,6 +1,7 @@
 """Tries to break the way from files to a corpus: accounting, query, filters, secrets, split."""
 
 import collections
+import json
 import random
 import re
 import shutil
@@ -16,7 +17,7 @@ from hypothesis import strategies as st
 
 from conftest import LINKS
 from stages import corpus, sources
-from utils.errors import CourseError
+from utils.errors import ROOT, CourseError
 
 LINES = (
     "\n".join(
@@ -298,6 +299,60 @@ def test_bigquery_and_duckdb_are_asked_the_same_question(tmp_path):
     assert {row[1] for row in ours} == {"a.py", ".py", "x/%.py"}
 
 
+class Client:
+    """Bills each table rounded up to whole megabytes, ten at least, and refuses over the cap."""
+
+    def __init__(self, *tables: int):
+        self.tables = tables
+        self.asked: list[dict] = []
+
+    def query(self, sql: str, job_config: dict):
+        self.asked.append(job_config)
+        self.total_bytes_processed = sum(self.tables)
+        return self
+
+    def result(self):
+        billed = sum(max(10, -(-size // 2**20)) for size in self.tables) * 2**20
+        cap = self.asked[-1]["maximum_bytes_billed"]
+        if billed > cap:
+            message = f"limit for bytes billed: {cap}. {billed} or higher required"
+            raise RuntimeError(message)
+        return [{"path": "a.py"}]
+
+
+@pytest.fixture
+def bigquery_rows():
+    """The function that lesson 03 writes."""
+    path = next((ROOT / "notebooks").glob("03_*.ipynb"))
+    names: dict = {"corpus": corpus}
+    for cell in json.loads(path.read_text(encoding="utf-8"))["cells"]:
+        text = "".join(cell["source"])
+        if text.startswith("def bigquery_rows("):
+            exec(compile(text, path.name, "exec"), names)
+    return names["bigquery_rows"]
+
+
+@pytest.mark.parametrize(
+    "tables",
+    [(1, 157 * 2**20 + 1, 9), (0, 0, 0), (2**20 + 1, 2**30 + 1, 11 * 2**20 + 1)],
+)
+def test_the_cap_of_the_query_lets_it_run(bigquery_rows, tables):
+    client = Client(*tables)
+    assert list(bigquery_rows(client, dict)) == [{"path": "a.py"}]
+    # The dry run's own figure, which the lesson once used, is refused.
+    client.asked.append({"maximum_bytes_billed": sum(tables)})
+    with pytest.raises(RuntimeError, match="or higher required"):
+        client.result()
+
+
+def test_a_query_over_the_limit_is_not_run(bigquery_rows):
+    client = Client(1, 1, int(2.5 * 2**40))
+    with pytest.raises(ValueError, match=r"2.50 TiB: \$9.38 is over the limit"):
+        next(bigquery_rows(client, dict))
+    assert len(client.asked) == 1
+    assert next(bigquery_rows(client, dict, most_dollars=20)) == {"path": "a.py"}
+
+
 def test_the_template_differs_in_table_names_only():
     text = corpus.query()
     for name in ("files", "contents", "licenses"):
@@ -577,6 +632,35 @@ def test_near_duplicates_leave_no_chain_and_no_pair(package, tmp_path):
         "b.py": "near duplicate",
         "c.py": "kept",
     }
+
+
+def test_what_looks_alike_but_is_not_stays(package, tmp_path):
+    """Documents that share 82 words of 100: an estimate takes some of them for near duplicates."""
+    shared = "".join(f"name_{i} = call_{i}\n" for i in range(410))
+    files = {}
+    for number in range(60):
+        own = "".join(f"own_{number}_{i} = 1\n" for i in range(89))
+        files[f"m{number:02}.py"] = shared + own
+    assert set(fates([package(files)], tmp_path / "out").values()) == {"kept"}
+
+
+def test_rows_from_elsewhere_become_the_same_corpus(package, tmp_path):
+    trees = []
+    for name in ("aa", "bb", "cc"):
+        files = {f"m{number}.py": code(f"{name}{number}") for number in range(9)}
+        files["made.py"] = "# auto-generated\n" + code(name)
+        trees.append(package(files, name=name))
+    one = tmp_path / "one"
+    two = tmp_path / "two"
+    one.mkdir()
+    two.mkdir()
+    whole = corpus.build(trees, one)
+    by_rows = corpus.build_from_rows(corpus.documents(one, []), two)
+    assert whole == by_rows
+    for path in two.iterdir():
+        assert path.read_bytes() == (one / path.name).read_bytes()
+    with pytest.raises(CourseError, match="a corpus here already"):
+        corpus.build_from_rows([], two)
 
 
 # split and whole --------------------------------------------------------------------------------

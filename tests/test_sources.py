@@ -3,9 +3,7 @@
 import email
 import importlib.metadata
 import io
-import json
 import os
-import re
 import subprocess
 import sys
 import sysconfig
@@ -351,20 +349,6 @@ def test_every_spelling_leads_to_a_name_that_the_list_knows():
 # the wheels of lesson 03 --------------------------------------------------------------------------
 
 
-@pytest.fixture(scope="module")
-def lesson() -> dict:
-    """The two functions that lesson 03 writes for released wheels."""
-    path = next((Path(__file__).parent.parent / "notebooks").glob("03_*.ipynb"))
-    names: dict = {"Path": Path}
-    for cell in json.loads(path.read_text(encoding="utf-8"))["cells"]:
-        text = "".join(cell["source"])
-        if cell["cell_type"] == "code" and re.search(
-            r"(?m)^def (fetch_wheel|wheel_tree)\(", text
-        ):
-            exec(compile(text, path.name, "exec"), names)
-    return names
-
-
 @pytest.fixture
 def shelf(tmp_path, monkeypatch) -> Path:
     """A folder that pip takes in the place of a package registry."""
@@ -398,10 +382,10 @@ def project_that_leaves_a_mark(folder: Path, mark: Path) -> Path:
     return folder
 
 
-def test_a_wheel_is_unpacked_and_read(lesson, shelf, tmp_path):
+def test_a_wheel_is_unpacked_and_read(shelf, tmp_path):
     put_wheel(shelf, {"tiny/a.py": SOURCE, "tiny/data.bin": "no"})
     (tmp_path / "new").mkdir()
-    tree = lesson["wheel_tree"]("tiny", tmp_path / "new")
+    tree = sources.wheel_tree("tiny", tmp_path / "new")
     assert (tree.package, tree.licence, tree.paths) == (
         "tiny",
         "MIT",
@@ -409,25 +393,23 @@ def test_a_wheel_is_unpacked_and_read(lesson, shelf, tmp_path):
     )
 
 
-def test_a_wheel_that_leaves_its_folder_is_refused(lesson, shelf, tmp_path):
+def test_a_wheel_that_leaves_its_folder_is_refused(shelf, tmp_path):
     put_wheel(shelf, {"../../outside.py": "x = 1"})
     (tmp_path / "new").mkdir()
     with pytest.raises(CourseError, match="leaves its folder"):
-        lesson["wheel_tree"]("tiny", tmp_path / "new")
+        sources.wheel_tree("tiny", tmp_path / "new")
     assert not list(tmp_path.rglob("outside.py"))
 
 
-def test_what_is_not_there_is_an_error_that_says_what_to_do(
-    lesson, shelf, tmp_path
-):
+def test_what_is_not_there_is_an_error_that_says_what_to_do(shelf, tmp_path):
     with pytest.raises(
         CourseError, match="(?s)no wheel of no-such-package could be fetched.*next:"
     ):
-        lesson["fetch_wheel"]("no-such-package", tmp_path)
+        sources.fetch_wheel("no-such-package", tmp_path)
 
 
 @pytest.mark.parametrize("where", ["path", "address", "option"])
-def test_the_build_script_of_a_project_is_never_run(lesson, shelf, tmp_path, where):
+def test_the_build_script_of_a_project_is_never_run(shelf, tmp_path, where):
     mark = tmp_path / "mark"
     project = project_that_leaves_a_mark(tmp_path / "project", mark)
     name = {
@@ -436,16 +418,14 @@ def test_the_build_script_of_a_project_is_never_run(lesson, shelf, tmp_path, whe
         "option": f"-r{project}",
     }[where]
     with pytest.raises(CourseError, match="is not the name of a project"):
-        lesson["fetch_wheel"](name, tmp_path)
+        sources.fetch_wheel(name, tmp_path)
     assert not mark.exists()
 
 
 @pytest.mark.parametrize(
     "setting", ["", "PIP_NO_BINARY=tiny", "PIP_NO_BINARY=:all:"]
 )
-def test_a_source_archive_is_never_taken(
-    lesson, shelf, tmp_path, monkeypatch, setting
-):
+def test_a_source_archive_is_never_taken(shelf, tmp_path, monkeypatch, setting):
     mark = tmp_path / "mark"
     project = project_that_leaves_a_mark(tmp_path / "tiny-1.0", mark)
     facts = b"Metadata-Version: 2.1\nName: tiny\nVersion: 1.0\n"
@@ -457,7 +437,7 @@ def test_a_source_archive_is_never_taken(
     if setting:
         monkeypatch.setenv(*setting.split("="))
     with pytest.raises(CourseError, match="no wheel of tiny could be fetched"):
-        lesson["fetch_wheel"]("tiny", tmp_path)
+        sources.fetch_wheel("tiny", tmp_path)
     assert not mark.exists()
 
 

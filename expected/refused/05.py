@@ -74,4 +74,4 @@ lesson.refuse(
 )
 
 # %% 05.4
-lesson.refuse("05.4", cheapest=["T5", "GPT-2", "tekken"])
+lesson.refuse("05.4", cheapest=["T5", "GPT-2", "tekken", "Mistral v3"])

@@ -79,15 +79,14 @@ def group(limit: int) -> Iterator[tuple[Path, Names]]:
     """A new group below our own, which may have `limit` bytes of memory and no swap."""
     parent, names = own_group()
     if names is NEW:
-        (parent / "cgroup.subtree_control").write_text("+memory")
+        (parent / "cgroup.subtree_control").write_text("+memory", encoding="ascii")
     folder = parent / f"course-{uuid.uuid4().hex[:8]}"
     folder.mkdir()
     try:
-        (folder / names.limit).write_text(str(limit))
-        with contextlib.suppress(
-            OSError
-        ):  # There is no such file where there is no swap.
-            (folder / "memory.swap.max").write_text("0")
+        (folder / names.limit).write_text(str(limit), encoding="ascii")
+        # There is no such file where there is no swap.
+        with contextlib.suppress(OSError):
+            (folder / "memory.swap.max").write_text("0", encoding="ascii")
         yield folder, names
     finally:
         folder.rmdir()

@@ -13,6 +13,9 @@ from pathlib import Path
 import nbformat
 import pytest
 
+# Before an old IPython puts a folder on the path that has a `tests` of its own.
+import tests  # noqa: F401
+
 KERNEL = {"name": "python3", "display_name": "Python 3", "language": "python"}
 PARAMETERS = ('PROFILE = "auto"\nSEED = 42', "parameters")
 # Far above what a busy machine needs: it only ends what would never come.

@@ -15,10 +15,12 @@ def head(scale=True, mask="last", safe=True, softmax=True):
         if mask == "after":  # zeroed behind the softmax
             seen = torch.ones(m, n).tril(n - m)
             return (scores.softmax(-1) * seen) @ value
-        scores = scores.masked_fill(future, -torch.inf)
-        if safe:
+        if safe == "all":  # the largest of all, before the mask
             scores = scores - scores.amax(-1, keepdim=True)
-        shares = scores.exp()
+        elif safe:
+            scores = scores.masked_fill(future, -torch.inf)
+            scores = scores - scores.amax(-1, keepdim=True)
+        shares = scores.masked_fill(future, -torch.inf).exp()
         return (shares / shares.sum(-1, keepdim=True) if softmax else shares) @ value
 
     return attend
@@ -33,6 +35,7 @@ lesson.refuse(
         head(mask="strict"),
         head(mask="after"),
         head(safe=False),
+        head(safe="all"),
         head(softmax=False),
         lambda query, key, value: F.scaled_dot_product_attention(
             query, key, value, is_causal=True

@@ -74,6 +74,14 @@ def shuffled(seed, epoch, place, size):
     return permute(np.array([place]), size, seed, epoch)[0]
 
 
+def turned(seed, epoch, place, size):
+    return (place + epoch) % size
+
+
+def turned_by_seed(seed, epoch, place, size):
+    return (place + 101 * seed + epoch) % size
+
+
 def drawn(seed, epoch, place, size):
     return np.random.default_rng([seed, epoch, place]).integers(size)
 
@@ -84,6 +92,8 @@ lesson.refuse(
     batches=[
         flow_of(shuffled_once, dealt),
         flow_of(drawn, dealt),
+        flow_of(turned, dealt),
+        flow_of(turned_by_seed, dealt),
         flow_of(shuffled, in_pieces),
         flow_of(shuffled, from_zero),
     ],
@@ -105,7 +115,14 @@ lesson.refuse("08.2", may_look=[all_before, both_ways])
 # %% 08.3
 lesson.refuse(
     "08.3",
-    explanation=["b", "c"],
+    prediction=["same", "higher"],
+    crowding=[
+        lambda ids, block, end: (ids == end).sum() / (len(ids) // block),
+        lambda ids, block, end: (ids[: len(ids) // block * block] == end)
+        .reshape(-1, block)
+        .any(1)
+        .mean(),
+    ],
     share_with_end=[
         lambda block, mean_length: block / mean_length,
         lambda block, mean_length: min(1, mean_length / block),

@@ -65,6 +65,8 @@ def machine_with_a_gpu(monkeypatch):
     ):
         monkeypatch.setattr(torch.cuda, name, refuse)
     monkeypatch.setattr(torch.cuda, "device_count", lambda: 4)
+    # A build for another CUDA than the driver's is another test's matter.
+    monkeypatch.setattr(torch.version, "cuda", None)
     monkeypatch.setattr(torch.cuda, "is_available", is_available)
     cards = [
         ("T4", 7, "GPU-00-1"),

@@ -27,7 +27,7 @@ WORDS = ["[PAD]", "[UNK]", *(f"w{number}" for number in range(60))]
 
 
 @pytest.fixture(scope="module")
-def classifier(tmp_path_factory: pytest.TempPathFactory) -> Path:
+def tiny_classifier(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A tiny classifier, its tokenizer, and 157 rows."""
     folder = tmp_path_factory.mktemp("classifier")
     write_tokenizer(folder)
@@ -37,10 +37,10 @@ def classifier(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.fixture(scope="module")
-def recipe(classifier: Path) -> ClassifierRecipe:
+def recipe(tiny_classifier: Path) -> ClassifierRecipe:
     """Twenty batches of eight, the last of five."""
-    rows = str(classifier / "rows.parquet")
-    return ClassifierRecipe(weights=str(classifier), rows=rows, rate=5e-3)
+    rows = str(tiny_classifier / "rows.parquet")
+    return ClassifierRecipe(weights=str(tiny_classifier), rows=rows, rate=5e-3)
 
 
 def write_tokenizer(folder: Path) -> None:

@@ -16,7 +16,7 @@ import torch
 import yaml
 from safetensors.torch import load_file
 from small_runs import calm, inputs, losses, recipe, weights, write_recipe  # noqa: F401
-from test_classifier import classifier, gap, plain_loop  # noqa: F401
+from test_classifier import gap, plain_loop, tiny_classifier  # noqa: F401
 
 from stages import training
 from stages.classifier import ClassifierRecipe
@@ -318,7 +318,9 @@ def test_what_a_rented_machine_runs_trains(
 LAYERS = ("--fsdp_transformer_layer_cls_to_wrap", "BertLayer")
 
 
-def settings_of_a_trainer(classifier: Path, folder: Path, processes: int) -> Path:
+def settings_of_a_trainer(
+    tiny_classifier: Path, folder: Path, processes: int
+) -> Path:
     """What a Trainer is to do, the same in all: 24 rows a step, of which some are accumulated."""
     ids = [[2 + (7 * row + place) % 60 for place in range(8)] for row in range(72)]
     rows = [
@@ -338,7 +340,7 @@ def settings_of_a_trainer(classifier: Path, folder: Path, processes: int) -> Pat
         "use_cpu": True,
         "disable_tqdm": True,
     }
-    facts = {"weights": str(classifier), "rows": rows, "arguments": arguments}
+    facts = {"weights": str(tiny_classifier), "rows": rows, "arguments": arguments}
     facts["folder"] = str(folder)
     folder.mkdir(parents=True, exist_ok=True)
     path = folder.with_suffix(".json")
@@ -347,10 +349,10 @@ def settings_of_a_trainer(classifier: Path, folder: Path, processes: int) -> Pat
 
 
 @pytest.fixture(scope="module")
-def alone(classifier: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+def alone(tiny_classifier: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     """The model that one process leaves, and its losses."""
     folder = tmp_path_factory.mktemp("alone") / "model"
-    settings = settings_of_a_trainer(classifier, folder, processes=1)
+    settings = settings_of_a_trainer(tiny_classifier, folder, processes=1)
     command = [
         sys.executable,
         "-m",
@@ -393,7 +395,7 @@ def test_a_trainer_that_shards_leaves_a_whole_model(
     nodes: int,
     processes: int,
     mesh: dict[str, int],
-    classifier: Path,
+    tiny_classifier: Path,
     alone: Path,
     tmp_path: Path,
 ) -> None:
@@ -402,7 +404,7 @@ def test_a_trainer_that_shards_leaves_a_whole_model(
         file["parallelism_config"]["parallelism_config_dp_shard_size"] = processes
     (tmp_path / name).write_text(yaml.safe_dump(file))
     folder = tmp_path / "model"
-    settings = settings_of_a_trainer(classifier, folder, nodes * processes)
+    settings = settings_of_a_trainer(tiny_classifier, folder, nodes * processes)
     program = ["tests.cluster.as_on_gpus", "trainer", str(settings)]
     start(tmp_path / name, program, nodes, processes, options=LAYERS)
     told = hold_to(alone, folder)
@@ -413,12 +415,12 @@ def test_a_trainer_that_shards_leaves_a_whole_model(
 
 @slow
 def test_the_classifier_shards_and_leaves_a_whole_model(
-    classifier: Path, tmp_path: Path
+    tiny_classifier: Path, tmp_path: Path
 ) -> None:
     from transformers import AutoModelForSequenceClassification
 
-    rows = str(classifier / "rows.parquet")
-    recipe = ClassifierRecipe(weights=str(classifier), rows=rows, rate=5e-3)
+    rows = str(tiny_classifier / "rows.parquet")
+    recipe = ClassifierRecipe(weights=str(tiny_classifier), rows=rows, rate=5e-3)
     two = recipe.change(processes=2, save=str(tmp_path / "model"))
     (tmp_path / "recipe.json").write_text(two.model_dump_json())
     files = [str(tmp_path / "recipe.json"), str(tmp_path / "losses.json")]
@@ -428,7 +430,8 @@ def test_the_classifier_shards_and_leaves_a_whole_model(
     assert gap(losses, plain_loop(recipe)) < 1e-4
     load = AutoModelForSequenceClassification.from_pretrained
     shapes = {
-        name: part.shape for name, part in load(classifier).state_dict().items()
+        name: part.shape
+        for name, part in load(tiny_classifier).state_dict().items()
     }
     saved = load(tmp_path / "model").state_dict()
     assert {name: part.shape for name, part in saved.items()} == shapes

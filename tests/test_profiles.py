@@ -6,6 +6,7 @@ import pytest
 import torch
 
 from utils import profiles
+from utils.artifacts import write_json
 from utils.errors import ROOT, Choice, CourseError
 from utils.machine import Card
 
@@ -55,7 +56,13 @@ def test_a_laptop_of_eight_gigabytes_gets_lessons_that_mean_something(
     assert chosen is profile and told in reason
 
 
-def test_a_lesson_that_took_more_memory_than_is_free_says_so(machine):
+def test_a_lesson_that_took_more_memory_than_is_free_says_so(
+    machine, monkeypatch, tmp_path
+):
+    record = {"notebooks": {"04": {"peak_bytes": 6_400_000_000}}}
+    (tmp_path / "results").mkdir()
+    write_json(tmp_path / "results" / "laptop.json", record)
+    monkeypatch.setattr(profiles, "ROOT", tmp_path)
     assert "it took 6.4 GB of memory" in profiles.tight_memory(
         "04", profiles.LAPTOP
     )

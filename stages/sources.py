@@ -162,6 +162,8 @@ def licence_named(text: str) -> str:
 
     >>> licence_named("The MIT License"), licence_named("MIT, for research only")
     ('MIT', 'unknown')
+    >>> licence_named("NVIDIA Proprietary Software")
+    'proprietary'
     """
     plain = re.sub(r"^the |\blicen[sc]e\b|,", " ", " ".join(text.lower().split()))
     plain = " ".join(plain.split())
@@ -170,6 +172,8 @@ def licence_named(text: str) -> str:
     tree = parse_licence(plain, strict=True)
     if tree is not None:
         return str(tree)
+    if "proprietary" in plain:
+        return "proprietary"
     return "GPL" if re.search(r"general public|\b[al]?gpl", plain) else "unknown"
 
 

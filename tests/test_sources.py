@@ -313,7 +313,7 @@ def test_a_known_name_with_other_words_is_not_that_licence(name, more):
             "unknown",
         ),
         ("License: Copyright Mitsubishi Electric", "unknown"),
-        ("License: Not MIT: proprietary", "unknown"),
+        ("License: Not MIT: proprietary", "proprietary"),
         ("License: CC-BY-NC-4.0 and MIT", "CC-BY-NC-4.0 AND MIT"),
         ("License: BSD with Commons Clause, non-commercial", "unknown"),
         ("License: MITigated", "unknown"),
@@ -329,6 +329,11 @@ def test_a_known_name_with_other_words_is_not_that_licence(name, more):
         ("License: 3-Clause BSD License", "BSD-3-Clause"),
         ("License: Permitted use only", "unknown"),
         ("License: LGPLv3", "GPL"),
+        ("License: NVIDIA Proprietary Software", "proprietary"),
+        (
+            "License: Apache 2.0\nClassifier: License :: Other/Proprietary License",
+            "proprietary",
+        ),
         ("Name: x", "unknown"),
     ],
 )

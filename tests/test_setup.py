@@ -232,10 +232,13 @@ def test_constraints_leave_the_optional_groups_possible() -> None:
 
 
 def test_constraints_cover_what_the_requirements_bring_along() -> None:
-    pins = {
-        canonicalize_name(r.name) for r in requirements("constraints/locked.txt")
-    }
+    locked = requirements("constraints/locked.txt")
+    pins = {canonicalize_name(need.name) for need in locked}
     here = {canonicalize_name(d.name): d for d in metadata.distributions()}
+    held = [need for need in locked if canonicalize_name(need.name) in here]
+    other = [n for n in held if not n.specifier.contains(metadata.version(n.name))]
+    if len(other) > len(held) // 10:
+        pytest.skip("the releases of another list are installed here")
     direct = requirements("requirements.txt") + requirements(
         "requirements-test.txt"
     )

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import math
 import statistics
 import subprocess
 import sys
@@ -67,8 +68,13 @@ def row(
     >>> claim = row("speed", "a pass", "MB/s", 90, {"theirs": 30}, bar=2)
     >>> claim["ratio"], claim["bar"], claim["holds"]
     (3.0, '>= 2 x', True)
+    >>> row("memory", "a pass", "MB", 2, {"theirs": 0}, bar=20, bar_on="ours")["ratio"]
+    inf
     """
-    ratio = ours / next(iter(peers.values())) if peers else None
+    first = next(iter(peers.values()), None)
+    ratio = None
+    if first is not None:
+        ratio = ours / first if first else math.inf
     judged = ours if ratio is None or bar_on == "ours" else ratio
     reached = judged >= bar if higher_is_better else judged <= bar
     sign = ">=" if higher_is_better else "<="

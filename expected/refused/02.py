@@ -26,6 +26,14 @@ def head(scale=True, mask="last", safe=True, softmax=True):
     return attend
 
 
+def transposed(query, key, value):
+    """`.T` turns all dimensions round, which is an error with heads in front."""
+    key = key.permute(*reversed(range(key.dim())))
+    scores = query @ key / query.shape[-1] ** 0.5
+    future = torch.ones(scores.shape[-2:], dtype=torch.bool).triu(1)
+    return scores.masked_fill(future, -torch.inf).softmax(-1) @ value
+
+
 lesson.refuse(
     "02.1",
     attend=[
@@ -40,6 +48,8 @@ lesson.refuse(
         lambda query, key, value: F.scaled_dot_product_attention(
             query, key, value, is_causal=True
         ),
+        transposed,
+        lambda query, key, value: None,
     ],
 )
 
@@ -60,6 +70,34 @@ def any_change(model, length):
         return not torch.allclose(model(ids), model(changed), atol=1e-5)
 
 
+def last_token(model, length):
+    """Changes the last token alone, and watches all positions before it."""
+    ids = torch.randint(10, (1, length))
+    changed = ids.clone()
+    changed[0, -1] = (ids[0, -1] + 1) % 10
+    with torch.no_grad():
+        moved = (model(ids) - model(changed)).abs().amax(-1)[0, :-1]
+    return bool((moved > 1e-5).any())
+
+
+def in_turn(by_chance=False, tolerance=1e-5):
+    """Changes each token in turn, with one thing wrong."""
+
+    def leaks(model, length):
+        ids = torch.randint(10, (1, length))
+        for place in range(1, length):
+            changed = ids.clone()
+            other = torch.randint(10, ()) if by_chance else (ids[0, place] + 1) % 10
+            changed[0, place] = other
+            with torch.no_grad():
+                moved = (model(ids) - model(changed)).abs()[:, :place]
+            if moved.max() > tolerance:
+                return True
+        return False
+
+    return leaks
+
+
 lesson.refuse("02.2", honest=[0.0, 1.0, math.log(2)])
 lesson.refuse("02.2", leaky=[0.0, math.log(10), math.log(10) / 10])
 lesson.refuse(
@@ -67,6 +105,10 @@ lesson.refuse(
     leaks=[
         next_only,
         any_change,
+        last_token,
+        in_turn(by_chance=True),
+        in_turn(tolerance=0),
+        in_turn(by_chance=True, tolerance=0),
         lambda model, length: True,
         lambda model, length: False,
         lambda model, length: not getattr(model, "causal", True),

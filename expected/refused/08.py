@@ -37,7 +37,15 @@ def a_row_late(documents, end, block):
             waiting = waiting[block:]
 
 
-def flow_of(order, step):
+def all_ranks(batch, world):
+    return batch * world
+
+
+def one_rank(batch, world):
+    return batch
+
+
+def flow_of(order, step, advance=all_ranks):
     """Loaders that differ in the order of an epoch and in how positions are dealt."""
 
     def flow(path, block, batch, seed, start=0, rank=0, world=1):
@@ -49,7 +57,7 @@ def flow_of(order, step):
                 [order(seed, *divmod(int(p), len(windows)), len(windows)) for p in positions]
             )
             yield numbers, windows[numbers]
-            start += batch * world
+            start += advance(batch, world)
 
     return flow
 
@@ -60,6 +68,10 @@ def dealt(start, rank, world, batch):
 
 def in_pieces(start, rank, world, batch):
     return start + rank * batch + np.arange(batch)
+
+
+def start_of_rank(start, rank, world, batch):
+    return start * world + rank + world * np.arange(batch)
 
 
 def from_zero(start, rank, world, batch):
@@ -96,6 +108,8 @@ lesson.refuse(
         flow_of(turned_by_seed, dealt),
         flow_of(shuffled, in_pieces),
         flow_of(shuffled, from_zero),
+        flow_of(shuffled, dealt, one_rank),
+        flow_of(shuffled, start_of_rank),
     ],
 )
 

@@ -49,7 +49,7 @@ def take_the_best_of_the_first_count(words, times, steps):
 
 def settle_ties_otherwise(words, times, steps):
     words, merges = list(words), []
-    for step in range(steps):
+    for step in range(60):  # the first tie comes before
         pairs = count_pairs(words, times)
         where = {}
         for number, word in enumerate(words):
@@ -57,7 +57,7 @@ def settle_ties_otherwise(words, times, steps):
                 where.setdefault(pair, set()).add(number)
         merges.append(max(pairs, key=lambda pair: (pairs[pair], pair)))
         apply_merge(merges[-1], 256 + step, words, times, pairs, where)
-    return merges
+    return merges + merges[-1:] * (steps - len(merges))
 
 
 def count_each_word_once(words, times, steps, right=train_fast):

@@ -101,7 +101,9 @@ def test_any_text_comes_back_with_the_librarys_ids(trained, text):
 
 @pytest.mark.parametrize("name", ["nanochat", "code"])
 def test_a_prompt_is_cut_as_its_file_unless_a_blank_line_comes_next(name):
-    encode = BulkEncoder(tokenization.train_bpe(SOURCES, 600, PATTERNS[name])).encode
+    encode = BulkEncoder(
+        tokenization.train_bpe(SOURCES, 600, PATTERNS[name])
+    ).encode
     lines = SOURCES[0].splitlines(keepends=True)[:120]
     whole = encode("".join(lines)).tolist()
     broken = []

@@ -23,12 +23,12 @@ from utils.errors import CourseError
 END = "<|endoftext|>"
 PAD = "<pad>"
 
-# How text is cut into pieces; no token crosses a cut. GPT-2's rule; GPT-4's, with two digits and
-# not three; two for code, where a word takes one sign before it (`.append`): "code" cuts after a
-# line break and keeps an indentation whole, "lines" joins a line's end to the next indentation.
+# How text is cut into pieces; no token crosses a cut. GPT-2's pattern; nanochat's, which is GPT-4's
+# with two digits and not three; two for code, where a word takes one sign before it (`.append`): "code"
+# cuts after line breaks and keeps an indentation whole, "lines" joins them to the next indentation.
 PATTERNS = {
     "gpt2": r"'(?:[sdmt]|ll|ve|re)| ?\p{L}+| ?\p{N}+| ?[^\s\p{L}\p{N}]+|\s+(?!\S)|\s+",
-    "gpt4": r"'(?i:[sdmt]|ll|ve|re)|[^\r\n\p{L}\p{N}]?+\p{L}+|\p{N}{1,2}"
+    "nanochat": r"'(?i:[sdmt]|ll|ve|re)|[^\r\n\p{L}\p{N}]?+\p{L}+|\p{N}{1,2}"
     r"| ?[^\s\p{L}\p{N}]++[\r\n]*|\s*[\r\n]|\s+(?!\S)|\s+",
     "code": r"[^\s\p{L}\p{N}]?\p{L}+| \p{L}+|\p{N}{1,2}| ?[^\s\p{L}\p{N}]+(?:\r?\n)*"
     r"|(?:[ \t]*\r?\n)+|[ \t]+|\s+",

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import os
 import random
 import subprocess
@@ -96,6 +97,21 @@ def test_any_text_comes_back_with_the_librarys_ids(trained, text):
     ids = encode.encode(text)
     assert ids.tolist() == trained(text)["input_ids"]
     assert encode.decode(ids) == text
+
+
+@pytest.mark.parametrize("name", ["nanochat", "code"])
+def test_a_prompt_is_cut_as_its_file_unless_a_blank_line_comes_next(name):
+    encode = BulkEncoder(
+        tokenization.train_bpe(SOURCES, 600, PATTERNS[name])
+    ).encode
+    lines = SOURCES[0].splitlines(keepends=True)[:120]
+    whole = encode("".join(lines)).tolist()
+    broken = []
+    for place, (line, following) in enumerate(itertools.pairwise(lines), 1):
+        prompt = encode("".join(lines[:place])).tolist()
+        if line.strip() and prompt != whole[: len(prompt)]:
+            broken.append(following)
+    assert broken and not "".join(broken).strip()
 
 
 def test_by_hand_equals_the_library():

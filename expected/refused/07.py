@@ -1,40 +1,115 @@
 # Wrong answers that the checks of lesson 07 must refuse. The runner tries each in the
 # executed notebook, behind the solution of the same number.
 
+
 # %% 07.1
+def recount_all(pair, new, words, times, pairs, where):
+    for number, word in enumerate(words):
+        merged = []
+        for symbol in word:
+            if merged and (merged[-1], symbol) == pair:
+                merged[-1] = new
+            else:
+                merged.append(symbol)
+        words[number] = merged
+    pairs.clear()
+    pairs.update(count_pairs(words, times))
+    where.clear()
+    for number, word in enumerate(words):
+        for made in zip(word, word[1:]):
+            where.setdefault(made, set()).add(number)
+
+
+def forget_times(pair, new, words, times, pairs, where, right=apply_merge):
+    right(pair, new, words, [1] * len(times), pairs, where)
+
+
+def forget_the_index(pair, new, words, times, pairs, where, right=apply_merge):
+    right(pair, new, words, times, pairs, {p: set(held) for p, held in where.items()})
+
+
+def forget_the_old_pairs(pair, new, words, times, pairs, where, right=apply_merge):
+    before = dict(pairs)
+    right(pair, new, words, times, pairs, where)
+    for old in before:
+        if old != pair:
+            pairs[old] = max(pairs[old], before[old])
+
+
+def keep_the_pair(pair, new, words, times, pairs, where, right=apply_merge):
+    before = pairs[pair]
+    right(pair, new, words, times, pairs, where)
+    pairs[pair] = before
+
+
+def take_the_best_of_the_first_count(words, times, steps):
+    pairs = count_pairs(words, times)
+    return sorted(pairs, key=lambda pair: (-pairs[pair], pair))[:steps]
+
+
+def settle_ties_otherwise(words, times, steps):
+    words, merges = list(words), []
+    for step in range(60):  # the first tie comes before
+        pairs = count_pairs(words, times)
+        where = {}
+        for number, word in enumerate(words):
+            for pair in zip(word, word[1:]):
+                where.setdefault(pair, set()).add(number)
+        merges.append(max(pairs, key=lambda pair: (pairs[pair], pair)))
+        apply_merge(merges[-1], 256 + step, words, times, pairs, where)
+    return merges + merges[-1:] * (steps - len(merges))
+
+
+def count_each_word_once(words, times, steps, right=train_fast):
+    return right(words, [1] * len(times), steps)
+
+
 lesson.refuse(
     "07.1",
-    bytes_per_token=[
-        lambda text, tokens: len(text) / len(tokens),
-        lambda text, tokens: len(text.encode()),
+    apply_merge=[
+        recount_all,
+        forget_times,
+        forget_the_index,
+        forget_the_old_pairs,
+        keep_the_pair,
+    ],
+    train_fast=[
+        take_the_best_of_the_first_count,
+        settle_ties_otherwise,
+        count_each_word_once,
+        lambda words, times, steps: [],
     ],
 )
 
-
 # %% 07.2
-def without_check(ranks, size):
-    return {token: rank for token, rank in ranks.items() if rank < size}
-
-
 lesson.refuse(
     "07.2",
-    shrink=[without_check, lambda ranks, size: dict(sorted(ranks.items())[:size])],
+    my_pattern=[
+        PATTERNS["code"],
+        PATTERNS["nanochat"],
+        r"\p{L}+|\p{N}|[^\p{L}\p{N}\n]+",
+        r"\p{L}+|\p{N}|[\s\S]",
+        r"[^\n]*\n",
+    ],
 )
 
 # %% 07.3
 lesson.refuse(
     "07.3",
-    is_safe=[
-        lambda encode, prompt, rest: len(encode(prompt + rest)) > len(encode(prompt)),
-        lambda encode, prompt, rest: not prompt.endswith(" "),
+    bits_per_byte=[
+        lambda loss, tokens, bytes: loss * tokens / bytes,
+        lambda loss, tokens, bytes: loss / math.log(2) * bytes / tokens,
+        lambda loss, tokens, bytes: loss / math.log(2),
     ],
+    better=["A", None],
 )
 
 # %% 07.4
-lesson.refuse("07.4", my_rule=[r"\S+|[ \t]+", r"\p{L}+|\p{N}|[\W_]", PATTERNS["gpt2"]])
-
-# %% 07.5
 lesson.refuse(
-    "07.5",
-    largest_vocabulary=[lambda body, width: 32_768, lambda body, width: body // 10 // width],
+    "07.4",
+    largest_vocabulary=[
+        lambda body, width: 32_768,
+        lambda body, width: body // 10 // width,
+        lambda body, width: 2 ** int(math.log2(0.1 * body / width)),
+    ],
 )

@@ -1,11 +1,14 @@
 """Tries to break the way from files to a corpus: accounting, query, filters, secrets, split."""
 
+import ast
 import collections
+import json
 import random
 import re
 import shutil
 import subprocess
 import time
+import warnings
 from pathlib import Path
 
 import duckdb
@@ -16,7 +19,7 @@ from hypothesis import strategies as st
 
 from conftest import LINKS
 from stages import corpus, sources
-from utils.errors import CourseError
+from utils.errors import ROOT, CourseError
 
 LINES = (
     "\n".join(
@@ -362,6 +365,55 @@ def test_a_folder_with_quotes_and_braces_is_no_injection(package, tmp_path):
     assert fates(
         [package({"a.py": code("a")})], tmp_path / "it's {files} here"
     ) == {"a.py": "kept"}
+
+
+@pytest.fixture
+def body():
+    """What lesson 03 calls the body of a document."""
+    path = next((ROOT / "notebooks").glob("03_*.ipynb"))
+    names: dict = {"re": re}
+    for cell in json.loads(path.read_text(encoding="utf-8"))["cells"]:
+        text = "".join(cell["source"])
+        if "def body(" in text:
+            start, end = text.index("COMMENT ="), text.index("every =")
+            exec(compile(text[start:end], path.name, "exec"), names)
+    return names["body"]
+
+
+@pytest.mark.parametrize(
+    "header",
+    [
+        "# one\n\n# two\n",
+        '"""One line."""\n',
+        "'''One line.'''  # noqa\n",
+        '#!/bin/sh\n"""\n    pygments\n\n    :license: BSD\n"""\n\n# more\n',
+        "'one quote'\n",
+        'r"""raw"""\n"another"\n',
+    ],
+)
+def test_a_body_has_no_header(body, header):
+    text = "import os\n\n# this comment stays\nx = '''and this text'''\n"
+    assert body(header + text) == text
+    assert body("x = 1\n" + header) == "x = 1\n" + header
+
+
+def test_the_body_of_a_real_file_has_no_docstring(body):
+    [python] = [tree for tree in sources.environment() if tree.package == "python"]
+    read = [sources.read_file(python.root / path) for path in python.paths[::5]]
+    texts = [data.decode() for data, reason in read if not reason]
+    documented = [text for text in texts if docstring_of(text)]
+    assert len(documented) > 50
+    assert not [text[:80] for text in documented if docstring_of(body(text))]
+
+
+def docstring_of(text: str) -> str | None:
+    """The docstring of a module, if the text is one."""
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        try:
+            return ast.get_docstring(ast.parse(text))
+        except SyntaxError:
+            return None
 
 
 # filters ----------------------------------------------------------------------------------------

@@ -69,10 +69,37 @@ def query(tables: Path | None = None, template: str = QUERY) -> str:
     "FROM 'here/files.parquet' AS f"
     """
     before, after = "`bigquery-public-data.github_repos.", "`"
-    if tables is not None:
+    if tables is None:
+        # GoogleSQL reserves this word.
+        template = template.replace(" AS hash", " AS `hash`")
+    else:
         folder = tables.as_posix().replace("'", "''")
         before, after = f"'{folder}/", ".parquet'"
     return re.sub("{(.*?)}", lambda table: before + table[1] + after, template)
+
+
+def bigquery_rows(
+    client: Any,
+    settings: Any,
+    most_dollars: float = 0,
+    free_tib: float = 1,
+    dollars_per_tib: float = 6.25,
+) -> Iterator[Row]:
+    """GitHub's public files by our query, priced by a dry run first; never run against Google.
+
+    `client` is a `bigquery.Client()`, `settings` is `bigquery.QueryJobConfig`.
+    """
+    dry = settings(dry_run=True, use_query_cache=False)
+    scanned = client.query(query(), job_config=dry).total_bytes_processed
+    # Each of three tables is billed as ten megabytes at least, and rounded up.
+    most_billed = scanned + 3 * 10 * 2**20
+    dollars = max(0, most_billed / 2**40 - free_tib) * dollars_per_tib
+    if dollars > most_dollars:
+        what = f"{scanned / 2**40:.2f} TiB: ${dollars:.2f} is over the limit"
+        raise CourseError(what, "BigQuery", "allow it by `most_dollars`")
+    capped = settings(maximum_bytes_billed=most_billed)
+    for row in client.query(query(), job_config=capped).result():
+        yield dict(row)
 
 
 def chunks(rows: Rows, characters: int = 8_000_000) -> Iterator[list[Row]]:
@@ -483,7 +510,7 @@ def build_from_rows(
     reasons = [dict(zip(REJECTED, facts)) for facts in rejected]
     write_rows(folder / "rejected.parquet", REJECTED, reasons)
     redacted: Counter[str] = Counter()
-    for row in passed:
+    for row in kept:
         redacted += row["redacted"]
     return {
         "seen": len(kept) + len(rejected),

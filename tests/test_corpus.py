@@ -1,5 +1,6 @@
 """Tries to break the way from files to a corpus: accounting, query, filters, secrets, split."""
 
+import ast
 import collections
 import json
 import random
@@ -7,6 +8,7 @@ import re
 import shutil
 import subprocess
 import time
+import warnings
 from pathlib import Path
 
 import duckdb
@@ -320,41 +322,38 @@ class Client:
         return [{"path": "a.py"}]
 
 
-@pytest.fixture
-def bigquery_rows():
-    """The function that lesson 03 writes."""
-    path = next((ROOT / "notebooks").glob("03_*.ipynb"))
-    names: dict = {"corpus": corpus}
-    for cell in json.loads(path.read_text(encoding="utf-8"))["cells"]:
-        text = "".join(cell["source"])
-        if text.startswith("def bigquery_rows("):
-            exec(compile(text, path.name, "exec"), names)
-    return names["bigquery_rows"]
-
-
 @pytest.mark.parametrize(
     "tables",
     [(1, 157 * 2**20 + 1, 9), (0, 0, 0), (2**20 + 1, 2**30 + 1, 11 * 2**20 + 1)],
 )
-def test_the_cap_of_the_query_lets_it_run(bigquery_rows, tables):
+def test_the_cap_of_the_query_lets_it_run(tables):
     client = Client(*tables)
-    assert list(bigquery_rows(client, dict)) == [{"path": "a.py"}]
+    assert list(corpus.bigquery_rows(client, dict)) == [{"path": "a.py"}]
     # The dry run's own figure, which the lesson once used, is refused.
     client.asked.append({"maximum_bytes_billed": sum(tables)})
     with pytest.raises(RuntimeError, match="or higher required"):
         client.result()
 
 
-def test_a_query_over_the_limit_is_not_run(bigquery_rows):
+def test_a_query_over_the_limit_is_not_run():
     client = Client(1, 1, int(2.5 * 2**40))
-    with pytest.raises(ValueError, match=r"2.50 TiB: \$9.38 is over the limit"):
-        next(bigquery_rows(client, dict))
+    with pytest.raises(CourseError, match=r"2.50 TiB: \$9.38 is over the limit"):
+        next(corpus.bigquery_rows(client, dict))
     assert len(client.asked) == 1
-    assert next(bigquery_rows(client, dict, most_dollars=20)) == {"path": "a.py"}
+    assert next(corpus.bigquery_rows(client, dict, most_dollars=20)) == {
+        "path": "a.py"
+    }
 
 
-def test_the_template_differs_in_table_names_only():
-    text = corpus.query()
+def test_no_name_in_the_query_is_a_word_that_bigquery_reserves():
+    dialect = pytest.importorskip("sqlglot.dialects.bigquery").BigQuery
+    names = re.findall(r"\bAS (\w+)", corpus.query())
+    assert names and "hash" in dialect.Generator.RESERVED_KEYWORDS
+    assert not set(names) & dialect.Generator.RESERVED_KEYWORDS
+
+
+def test_the_template_differs_in_table_names_and_quotes_only():
+    text = corpus.query().replace("`hash`", "hash")
     for name in ("files", "contents", "licenses"):
         text = text.replace(
             f"`bigquery-public-data.github_repos.{name}`", f"'here/{name}.parquet'"
@@ -366,6 +365,55 @@ def test_a_folder_with_quotes_and_braces_is_no_injection(package, tmp_path):
     assert fates(
         [package({"a.py": code("a")})], tmp_path / "it's {files} here"
     ) == {"a.py": "kept"}
+
+
+@pytest.fixture
+def body():
+    """What lesson 03 calls the body of a document."""
+    path = next((ROOT / "notebooks").glob("03_*.ipynb"))
+    names: dict = {"re": re}
+    for cell in json.loads(path.read_text(encoding="utf-8"))["cells"]:
+        text = "".join(cell["source"])
+        if "def body(" in text:
+            start, end = text.index("COMMENT ="), text.index("every =")
+            exec(compile(text[start:end], path.name, "exec"), names)
+    return names["body"]
+
+
+@pytest.mark.parametrize(
+    "header",
+    [
+        "# one\n\n# two\n",
+        '"""One line."""\n',
+        "'''One line.'''  # noqa\n",
+        '#!/bin/sh\n"""\n    pygments\n\n    :license: BSD\n"""\n\n# more\n',
+        "'one quote'\n",
+        'r"""raw"""\n"another"\n',
+    ],
+)
+def test_a_body_has_no_header(body, header):
+    text = "import os\n\n# this comment stays\nx = '''and this text'''\n"
+    assert body(header + text) == text
+    assert body("x = 1\n" + header) == "x = 1\n" + header
+
+
+def test_the_body_of_a_real_file_has_no_docstring(body):
+    [python] = [tree for tree in sources.environment() if tree.package == "python"]
+    read = [sources.read_file(python.root / path) for path in python.paths[::5]]
+    texts = [data.decode() for data, reason in read if not reason]
+    documented = [text for text in texts if docstring_of(text)]
+    assert len(documented) > 50
+    assert not [text[:80] for text in documented if docstring_of(body(text))]
+
+
+def docstring_of(text: str) -> str | None:
+    """The docstring of a module, if the text is one."""
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        try:
+            return ast.get_docstring(ast.parse(text))
+        except SyntaxError:
+            return None
 
 
 # filters ----------------------------------------------------------------------------------------

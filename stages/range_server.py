@@ -56,25 +56,27 @@ class Handler(BaseHTTPRequestHandler):
     protocol_version = "HTTP/1.1"  # keeps a connection open for the next request
 
     def do_HEAD(self) -> None:
-        """Answer with the length alone."""
-        data = self.read_file()
-        self.answer(200, len(data), b"")
+        """Answer with the length alone; nothing of the file is read."""
+        path = self.find_file()
+        self.answer(200, path.stat().st_size, b"")
 
     def do_GET(self) -> None:
         """Answer with the bytes from the first to the last that the header `Range` names."""
-        data = self.read_file()
+        path = self.find_file()
         span = self.headers["Range"].removeprefix("bytes=")
-        first, last = span.split("-")
-        part = data[int(first) : int(last) + 1]
+        first, last = map(int, span.split("-"))
+        with path.open("rb") as file:
+            file.seek(first)
+            part = file.read(last + 1 - first)
         self.answer(206, len(part), part)
 
-    def read_file(self) -> bytes:
+    def find_file(self) -> Path:
         """The file that is asked for; a name that leads out of the folder finds nothing."""
         time.sleep(self.server.delay)
         name = Path(self.path).name
         path = self.server.folder / name
         if path.is_file():
-            return path.read_bytes()
+            return path
         self.answer(404, 0, b"")
         raise ConnectionAbortedError(name)
 

@@ -1,6 +1,8 @@
 """A limit that the kernel keeps, and what it counts."""
 
 import os
+import shutil
+import subprocess
 
 import pytest
 
@@ -26,6 +28,19 @@ def large_file(tmp_path):
     path = tmp_path / "large.bin"
     path.write_bytes(os.urandom(SIZE))
     return str(path)
+
+
+def bytes_in_page_cache(path: str) -> int:
+    """What the page cache holds of a file, by a tool of util-linux."""
+    command = ["fincore", "--bytes", "--noheadings", "--output=RES", path]
+    return int(subprocess.check_output(command))
+
+
+@pytest.mark.skipif(shutil.which("fincore") is None, reason="there is no fincore")
+def test_a_file_that_is_forgotten_leaves_the_page_cache(large_file):
+    assert bytes_in_page_cache(large_file) > 0
+    containers.forget(large_file)
+    assert bytes_in_page_cache(large_file) == 0
 
 
 def test_files_that_are_only_read_are_charged_but_never_kill(large_file):

@@ -1,6 +1,7 @@
 """Files over http, by ranges of bytes."""
 
 import time
+from pathlib import Path
 
 import datasets
 import fsspec
@@ -42,6 +43,38 @@ def test_a_range_is_what_was_asked_for(folder):
         assert files.size(url) == len(data)
         assert files.cat_file(url, 3, 10) == data[3:10]
         assert files.cat_file(url, len(data) - 4, len(data)) == b"PAR1"
+
+
+@pytest.fixture
+def bytes_read(monkeypatch):
+    """How many bytes each `read` of a file opened from here on returned."""
+    counts = []
+    open_file = Path.open
+
+    def open_counted(path, *mode, **options):
+        file = open_file(path, *mode, **options)
+        read = file.read
+
+        def read_counted(*size):
+            data = read(*size)
+            counts.append(len(data))
+            return data
+
+        file.read = read_counted
+        return file
+
+    monkeypatch.setattr(Path, "open", open_counted)
+    return counts
+
+
+def test_a_server_reads_no_more_of_a_file_than_it_sends(folder, bytes_read):
+    with RangeServer(folder) as server:
+        files = fsspec.filesystem("http")
+        url = server.url + "/rows.parquet"
+        size = files.size(url)
+        assert bytes_read == []
+        files.open(url, cache_type="none")._fetch_range(size - 6, size - 1)
+        assert bytes_read == [5]
 
 
 def test_every_answer_is_late(folder):

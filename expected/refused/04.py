@@ -34,15 +34,19 @@ lesson.refuse(
 
 # %% 04.2
 def cuts_shards():
-    return 600, 2, 3600
+    return 600, 2, 7200
 
 
 def forgets_the_second_machine():
-    return 675, 1, 3600
+    return 675, 1, 7200
 
 
 def forgets_the_first_division():
-    return 675, 0, 3600
+    return 675, 0, 7200
+
+
+def two_machines_read_all():
+    return 675, 2, 3600
 
 
 def each_row_is_read_once():
@@ -55,6 +59,7 @@ lesson.refuse(
         cuts_shards,
         forgets_the_second_machine,
         forgets_the_first_division,
+        two_machines_read_all,
         each_row_is_read_once,
     ],
 )
@@ -96,8 +101,24 @@ class KeepsItsOldBuffer(ShuffleBuffer):
     """A second pass begins with the rows that a first one left."""
 
     def __iter__(self):
-        self.start = {"buffer": self.buffer, "given": self.given}
+        self.start = self.start | {"buffer": self.buffer, "given": self.given}
         return super().__iter__()
+
+
+class GoesOnForEver(ShuffleBuffer):
+    """Every pass after a resume begins where the first one did."""
+
+    def load_state_dict(self, state):
+        self.begin = state
+        super().load_state_dict(state)
+
+
+class ResetsOnlyItsBuffer(ShuffleBuffer):
+    """The pass after a resume has an empty buffer, and the stream's old position."""
+
+    def load_state_dict(self, state):
+        self.begin = self.begin | {"rows": state["rows"]}
+        super().load_state_dict(state)
 
 
 class ReadsFromTheStart(ShuffleBuffer):
@@ -156,6 +177,8 @@ lesson.refuse(
         LendsItsBuffer,
         ChangesAfterTheYield,
         KeepsItsOldBuffer,
+        GoesOnForEver,
+        ResetsOnlyItsBuffer,
         ReadsFromTheStart,
         ShufflesByBlocks,
         HoldsEverything,

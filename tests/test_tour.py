@@ -1,0 +1,84 @@
+"""What lesson 01 says of the libraries and no cell shows: which files are opened, what is quantized."""
+
+import subprocess
+import sys
+
+import pytest
+import torch
+from transformers import (
+    AutoModel,
+    AutoModelForCausalLM,
+    BertConfig,
+    BloomConfig,
+    GPT2Config,
+    LlamaConfig,
+)
+
+from utils.assets import asset
+
+OPENED = """
+import os, sys
+opened = set()
+def watch(event, arguments):
+    if event == "open" and str(arguments[0]).startswith(sys.argv[1]):
+        opened.add(os.path.basename(arguments[0]))
+sys.addaudithook(watch)
+from transformers import AutoModelForCausalLM, AutoTokenizer
+AutoTokenizer.from_pretrained(sys.argv[1])
+print(*sorted(opened)); opened.clear()
+AutoModelForCausalLM.from_pretrained(sys.argv[1])
+print(*sorted(opened))
+"""
+
+
+def test_which_files_are_opened():
+    done = subprocess.run(
+        [sys.executable, "-c", OPENED, asset("smollm2")],
+        capture_output=True,
+        text=True,
+        check=True,
+    )
+    tokenizer, model = (set(line.split()) for line in done.stdout.splitlines()[-2:])
+    assert tokenizer == {
+        "config.json",
+        "tokenizer.json",
+        "tokenizer_config.json",
+        "chat_template.jinja",
+    }
+    # the weights are opened by Rust, which no audit hook of Python sees
+    assert model - {"model.safetensors"} == {
+        "config.json",
+        "generation_config.json",
+    }
+
+
+def test_the_embedding_keeps_more_bits_than_the_matrices():
+    model = AutoModelForCausalLM.from_pretrained(asset("smollm2")).model
+
+    def values(name):
+        groups = model.get_parameter(name).reshape(-1, 32)[:1000]
+        return max(len(group.unique()) for group in groups)
+
+    assert values("layers.0.self_attn.q_proj.weight") == 16
+    assert values("embed_tokens.weight") > 16
+
+
+def test_tensors_by_position():
+    ids, mask = (
+        torch.ones(1, 5, dtype=torch.long),
+        torch.ones(1, 5, dtype=torch.long),
+    )
+    third = torch.tensor([[0, 0, 0, 1, 1]])
+    same = {}
+    size = {"hidden_size": 32, "num_attention_heads": 4, "num_hidden_layers": 2}
+    for config in (BertConfig, LlamaConfig, GPT2Config, BloomConfig):
+        plan = config(vocab_size=100, bos_token_id=1, eos_token_id=2, **size)
+        model = AutoModel.from_config(plan).eval()
+        named = {"input_ids": ids, "attention_mask": mask}
+        if config in (GPT2Config, BloomConfig):
+            with pytest.raises(AttributeError):
+                model(ids, mask)
+            continue
+        named["position_ids"] = third
+        same[config] = torch.equal(model(ids, mask, third)[0], model(**named)[0])
+    assert same == {BertConfig: False, LlamaConfig: True}

@@ -1,4 +1,4 @@
-"""What lesson 00 says of logging in and of containers, tried on the real client and on made-up files."""
+"""What lesson 00 says of logging in and of figures, tried on the real client and on its own cells."""
 
 import os
 import subprocess
@@ -98,32 +98,47 @@ def test_behind_a_pipe_as_on_windows_the_command_does_not_ask(tmp_path):
     assert "device" in done.stdout + done.stderr
 
 
-@pytest.mark.parametrize(
-    "files, cores",
-    [
-        ({"cpu.max": "20000 100000\n"}, 0.2),
-        ({"cpu.max": "max 100000\n"}, None),
-        (
-            {
-                "cpu/cpu.cfs_quota_us": "150000\n",
-                "cpu/cpu.cfs_period_us": "100000\n",
-            },
-            1.5,
-        ),
-        (
-            {"cpu/cpu.cfs_quota_us": "-1\n", "cpu/cpu.cfs_period_us": "100000\n"},
-            None,
-        ),
-        ({}, None),
-    ],
-)
-def test_the_quota_of_a_container_is_read(tmp_path, files, cores):
-    for name, text in files.items():
-        (tmp_path / name).parent.mkdir(exist_ok=True)
-        (tmp_path / name).write_text(text)
+@pytest.fixture
+def lesson_cells():
     (lesson,) = notebooks.select("00")
     cells = notebooks.cells(notebooks.read(lesson), "code")
-    source = next(notebooks.source(cell) for cell in cells if cell["id"] == "quota")
-    names = {}
-    exec(source, names)
-    assert names["cores_by_quota"](tmp_path) == cores
+    return {cell["id"]: notebooks.source(cell) for cell in cells}
+
+
+def test_a_token_asked_for_is_not_printed_and_goes_to_child_processes(
+    lesson_cells, monkeypatch, capfd
+):
+    monkeypatch.setenv("HF_TOKEN", "")
+    names = {"os": os, "LOG_IN": True}
+    monkeypatch.setattr("getpass.getpass", lambda prompt: TOKEN)
+    monkeypatch.setattr(
+        "huggingface_hub.get_token", lambda: os.environ.get("HF_TOKEN") or None
+    )
+    exec(lesson_cells["log-in"], names)
+    assert capfd.readouterr().out == "a token is ready\n"
+    code = "import os\nprint(os.environ['HF_TOKEN'])"
+    child = [sys.executable, "-c", code]
+    done = subprocess.run(child, capture_output=True, text=True)
+    assert TOKEN in done.stdout
+
+
+def test_login_in_a_cell_says_that_the_course_is_offline(lesson_cells, capfd):
+    exec(lesson_cells["login-here"], {})
+    out = capfd.readouterr().out
+    assert "OfflineModeIsEnabled" in out and TOKEN not in out
+
+
+def test_the_figure_shown_as_red_is_off_and_ours_is_not(lesson_cells, capfd):
+    class Best:
+        values = (0.218,)
+
+    exec(lesson_cells["held"], {"best": Best})
+    ours, higher = capfd.readouterr().out.splitlines()
+    assert ours.startswith("✔") and higher.startswith("✘")
+
+
+def test_the_reference_lists_what_the_summary_says():
+    from transformers import GenerationConfig
+
+    for name in ("repetition_penalty", "stop_strings"):
+        assert name in (GenerationConfig.__doc__ or "")

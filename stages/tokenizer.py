@@ -228,8 +228,8 @@ class BulkEncoder:
             # a rule with look-ahead, and a million blanks in a row
             names = {pattern: name for name, pattern in PATTERNS.items()}
             rule = names.get(self.pattern, self.pattern)
-            what = f"the rule {rule!r} gave up on a text of {len(text):,} characters: {error}"
-            fix = "take the rule 'code' or 'lines', or tokenizer(text)"
+            what = f"the pattern {rule!r} gave up on a text of {len(text):,} characters: {error}"
+            fix = "take the pattern 'code' or 'lines', or tokenizer(text)"
             raise CourseError(what, fix=fix) from error
 
     def decode(self, ids: np.ndarray) -> str:

@@ -1,0 +1,38 @@
+"""The small models by which lesson 07 compares vocabularies."""
+
+import math
+
+import torch
+
+from stages.small_models import frequency_bits, train_small
+from stages.tokenizer import train_bpe
+
+TEXTS = [f"def f{n}(x):\n    return x + {n}\n" for n in range(60)]
+SHAPE = {"width": 64, "layers": 1, "block": 16, "rows": 2}
+
+
+def test_frequencies_are_counted_with_one_for_each_token():
+    seen = torch.tensor([0, 0, 0, 1])
+    bits = frequency_bits(seen, torch.tensor([0, 1, 2]), 3)
+    shares = [4 / 7, 2 / 7, 1 / 7]
+    assert math.isclose(bits, -sum(map(math.log2, shares)), rel_tol=1e-5)
+
+
+def test_a_model_learns_and_repeats():
+    tokenizer = train_bpe(TEXTS, 290)
+    judged = [
+        train_small(tokenizer, TEXTS, TEXTS[7] * 9, 8e8, **SHAPE) for _ in "12"
+    ]
+    assert judged[0] == judged[1]
+    assert judged[0].bits[-1] < judged[0].bits[0]
+    assert judged[0].bits[-1] < judged[0].frequencies
+
+
+def test_the_same_computing_reads_less_with_a_larger_vocabulary():
+    small, large = (train_bpe(TEXTS, size) for size in (258, 300))
+    tokens = []
+    for tokenizer in (small, large):
+        judged = train_small(tokenizer, TEXTS, TEXTS[0] * 9, 4e8, **SHAPE)
+        ids = sum(len(tokenizer(text)["input_ids"]) + 1 for text in TEXTS)
+        tokens.append(judged.characters_read * ids / sum(map(len, TEXTS)))
+    assert tokens[1] < tokens[0]

@@ -85,6 +85,25 @@ def shifted(messages):
     return {**made, "labels": [-100, *made["labels"][:-1]]}
 
 
+def by_search(messages):
+    """Each answer where its words are found first, which may be in the user's turn."""
+    full = messages if messages[0]["role"] == "system" else [turns[0], *messages]
+    text = smollm2.apply_chat_template(full, tokenize=False)
+    encoded = smollm2(text, return_offsets_mapping=True)
+    spans = []
+    for message in full:
+        if message["role"] == "assistant":
+            start = text.index(message["content"])
+            spans.append((start, start + len(message["content"] + "<|im_end|>")))
+    labels = [
+        token if any(first < stop and start < last for start, stop in spans) else -100
+        for token, (first, last) in zip(
+            encoded["input_ids"], encoded["offset_mapping"], strict=True
+        )
+    ]
+    return {"input_ids": encoded["input_ids"], "labels": labels}
+
+
 encode_talk_right = encode_talk
 
 lesson.refuse(
@@ -98,7 +117,9 @@ lesson.refuse(
         lambda messages: whole(messages, inside=True),
         everything,
         shifted,
+        by_search,
         lambda messages: None,
+        lambda messages: {"ids": [], "labels": []},
     ],
 )
 
@@ -110,7 +131,21 @@ def pasted(content):
     return smollm2(f"<|im_start|>user\n{content}<|im_end|>\n").input_ids
 
 
+def two_marks_only(content):
+    for mark in ("<|im_start|>", "<|im_end|>"):
+        content = content.replace(mark, f"\0{mark}\0")
+    ids = []
+    for part in content.split("\0"):
+        ids += smollm2(part, split_special_tokens="<|im_" in part).input_ids
+    head, tail = smollm2("<|im_start|>user\n"), smollm2("<|im_end|>\n")
+    return [*head.input_ids, *ids, *tail.input_ids]
+
+
 lesson.refuse(
     "06.5",
-    safe_turn=[pasted, lambda content: pasted(re.sub(r"<\|.*?\|>", "", content))],
+    safe_turn=[
+        pasted,
+        two_marks_only,
+        lambda content: pasted(re.sub(r"<\|.*?\|>", "", content)),
+    ],
 )

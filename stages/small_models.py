@@ -75,7 +75,7 @@ def frequency_bits(
 
 
 def _to_stream(tokenizer: Any, texts: Sequence[str]) -> torch.Tensor:
-    parts = []
+    parts: list[Any] = []
     for ids in BulkEncoder(tokenizer)(texts):
         parts.append(ids)
         parts.append([tokenizer.eos_token_id])
@@ -95,7 +95,8 @@ def _small_recipe(width: int, layers: int, block: int) -> Recipe:
         "initializer_range": 0.04,
         "final_logit_softcapping": None,
     }
-    return Recipe(model=shape, rate=1e-2, matrix_rate=0.03)
+    facts = {"model": shape, "rate": 1e-2, "matrix_rate": 0.03}
+    return Recipe.model_validate(facts)
 
 
 def _train_steps(

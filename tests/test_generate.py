@@ -82,7 +82,7 @@ def test_a_notebook_saved_by_another_program_is_not_stale(two):
 def test_a_half_written_notebook_does_not_stop_the_others(two):
     (two.root / "notebooks/02_half.ipynb").write_text("{")
     assert len(generate.sync()) == 3
-    assert "after: [01" in header(two, "00_first.ipynb")
+    assert "next: [01" in header(two, "00_first.ipynb")
 
 
 def test_the_set_up_cell_is_quiet_on_a_checkout(two, capsys):
@@ -96,7 +96,7 @@ def test_the_set_up_cell_is_quiet_on_a_checkout(two, capsys):
 def test_a_header_says_what_is_taken_made_and_near(two):
     generate.sync()
     first, second = header(two, "00_first.ipynb"), header(two, "01_second.ipynb")
-    assert "after: [01 · secon](01_second.ipynb)" in first and "before" not in first
+    assert "next: [01 · secon](01_second.ipynb)" in first and "before" not in first
     assert "**It makes** the artifact `thing`" in first
     assert "the artifact `thing` of [lesson 00](00_first.ipynb)" in second
     assert "84 MB to fetch" in second and "unknown" not in second

@@ -276,27 +276,38 @@ def run_colab(only: str | None) -> Facts:
 
 
 def record(place: str, facts: Facts) -> None:
-    """Keep what became of a place, from a clean commit only."""
+    """Keep what became of a place, from a clean commit only.
+
+    Lessons that ran alone join the row of the others if the versions are those of that row.
+    """
     try:
         commit = clean_commit()
     except CourseError as error:
         print(f"not recorded: {error}")
         return
+    versions = versions_of(facts["python"])
+    records = artifacts.read_json(RECORD) or {}
+    row = records.get(place, {})
+    same = all(row.get(name) == version for name, version in versions.items())
+    lessons = dict(row["lessons"]) if row and same else {}
+    for name, lesson in facts["lessons"].items():
+        lessons[name] = {**lesson, "commit": commit}
+    missing = [path.name[:2] for path in select() if path.name[:2] not in lessons]
+    if missing:
+        print(f"not recorded: {place} has never run {', '.join(missing)}")
+        return
+    date = f"{datetime.date.today()}"
+    kept = {"date": date, "commit": commit, **versions}
+    kept |= {"lessons": lessons, "tests": facts.get("tests", "")}
+    artifacts.write_json(RECORD, {**records, place: kept})
+
+
+def versions_of(python: str) -> dict[str, str]:
+    """The versions of a Python and of the packages that the table shows."""
     code = "import json, sys, importlib.metadata as m; "
     code += f"print(json.dumps([sys.version.split()[0], *map(m.version, {SHOWN})]))"
-    asked = subprocess.run(
-        [facts["python"], "-c", code], capture_output=True, check=True
-    )
-    python, *versions = json.loads(asked.stdout)
-    kept = {
-        "date": f"{datetime.date.today()}",
-        "commit": commit,
-        "python": python,
-    }
-    kept |= dict(zip(SHOWN, versions)) | {"lessons": facts["lessons"]}
-    kept["tests"] = facts.get("tests", "")
-    records = artifacts.read_json(RECORD) or {}
-    artifacts.write_json(RECORD, {**records, place: kept})
+    asked = subprocess.run([python, "-c", code], capture_output=True, check=True)
+    return dict(zip(("python", *SHOWN), json.loads(asked.stdout)))
 
 
 def run(names: list[str], only: str | None, renew: bool) -> list[tuple[Path, str]]:
@@ -309,8 +320,7 @@ def run(names: list[str], only: str | None, renew: bool) -> list[tuple[Path, str
         if renew:
             renew_list(place)
         facts = run_colab(only) if place == "colab" else run_checkout(place, only)
-        if not only:
-            record(place, facts)
+        record(place, facts)
         if facts.get("red"):
             problems.append((ROOT / "tests", f"{place}: {facts['tests']}"))
         for path in select(only):

@@ -133,7 +133,8 @@ def places() -> list[Facts]:
         lessons = facts["lessons"].values()
         green = [lesson for lesson in lessons if not lesson["problems"]]
         counts = {"green": len(green), "count": len(lessons)}
-        rows.append({**facts, **counts, "name": name})
+        commits = dict.fromkeys(lesson["commit"] for lesson in lessons)
+        rows.append({**facts, **counts, "name": name, "commits": commits})
     return rows
 
 

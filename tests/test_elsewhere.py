@@ -128,6 +128,7 @@ def test_nothing_is_recorded_of_a_changed_checkout(monkeypatch, tmp_path, capsys
 def test_a_record_becomes_a_row_of_the_table(monkeypatch, tmp_path):
     monkeypatch.setattr(elsewhere, "clean_commit", lambda: "abc123")
     monkeypatch.setattr(elsewhere, "RECORD", tmp_path / "results" / "places.json")
+    monkeypatch.setattr(elsewhere, "select", lambda: [Path("00_a"), Path("01_b")])
     monkeypatch.setattr(generate, "ROOT", tmp_path)
     (tmp_path / "results").mkdir()
     lessons = {"00": {"problems": []}, "01": {"problems": ["red"]}}
@@ -140,6 +141,21 @@ def test_a_record_becomes_a_row_of_the_table(monkeypatch, tmp_path):
         f"| `oldest` | {platform.python_version()} | {metadata.version('torch')} |"
     )
     assert "| 1 of 2 | 9 passed |" in row and row.endswith("| `abc123` |")
+    monkeypatch.setattr(elsewhere, "clean_commit", lambda: "def456")
+    facts["lessons"] = {"01": {"problems": []}}
+    elsewhere.record("oldest", facts)
+    [row] = generate.places()
+    assert (row["green"], list(row["commits"])) == (2, ["abc123", "def456"])
+
+
+def test_a_lesson_alone_makes_no_row(monkeypatch, tmp_path, capsys):
+    monkeypatch.setattr(elsewhere, "clean_commit", lambda: "abc123")
+    monkeypatch.setattr(elsewhere, "RECORD", tmp_path / "places.json")
+    monkeypatch.setattr(elsewhere, "select", lambda: [Path("00_a"), Path("01_b")])
+    facts = {"python": sys.executable, "lessons": {"01": {"problems": []}}}
+    elsewhere.record("oldest", facts)
+    assert not (tmp_path / "places.json").exists()
+    assert "oldest has never run 00" in capsys.readouterr().out
 
 
 def test_a_failed_unit_test_is_a_problem_of_its_place(monkeypatch):

@@ -256,11 +256,14 @@ TESTS = re.compile(
 )
 SETTINGS = re.compile(r"(^|/)(conf|configs?|settings|setup|configuration_\w*)\.py$")
 BALLAST_KEPT = 0.3
-SPACE, LOWER, UPPER, DIGIT, SIGN = range(5)
+SPACE, LOWER, UPPER, DIGIT, SIGN = 0, 1, 2, 3, 128
 
 
 def kind_of(byte: int) -> int:
-    """What a byte is for the filters; `_` and the bytes of other alphabets are small letters."""
+    """What a byte is for the filters; `_` and the bytes of other alphabets are small letters.
+
+    Each sign is a kind of its own, from `SIGN` on.
+    """
     character = chr(byte)
     if character in " \t\n\r\f\v":
         return SPACE
@@ -268,7 +271,7 @@ def kind_of(byte: int) -> int:
         return LOWER
     if character.isupper():
         return UPPER
-    return DIGIT if character.isdigit() else SIGN
+    return DIGIT if character.isdigit() else SIGN + byte
 
 
 KINDS = bytes(map(kind_of, range(256)))
@@ -297,12 +300,10 @@ def measure(data: bytes) -> Measures:
     breaks = np.flatnonzero(codes == ord("\n"))
     edges = np.concatenate(([-1], breaks, [len(codes)]))
     lines = edges[1:] - edges[:-1] - 1
-    others = [np.count_nonzero(kinds == kind) for kind in (SPACE, SIGN)]
-    letters = len(codes) - int(sum(others)) - data.count(b"_")
-    # A piece begins where the kind changes, and with a sign that is not the one before it.
-    begins = kinds[1:] != kinds[:-1]
-    begins |= (kinds[1:] == SIGN) & (codes[1:] != codes[:-1])
-    begins &= kinds[1:] != SPACE
+    others = np.count_nonzero(kinds == SPACE) + np.count_nonzero(kinds >= SIGN)
+    letters = len(codes) - int(others) - data.count(b"_")
+    # A piece begins where the kind changes, and not with a space.
+    begins = (kinds[1:] != kinds[:-1]) & (kinds[1:] != SPACE)
     pieces = 1 + int(np.count_nonzero(begins))
     longest = int(lines.max())
     mean = round(float(lines.mean()), 3)
@@ -390,7 +391,13 @@ def redact(text: str) -> tuple[str, Counter[str]]:
             text, count = secret.subn(f"{sign}<{kind}>", text)
             counts[kind] += count
     if MAYBE_EMAIL.search(text):
-        text, counts["e-mail"] = EMAIL.subn("<e-mail>", text)
+        # The pattern is slow, and an address stays within its line.
+        lines = text.split("\n")
+        for number, line in enumerate(lines):
+            if "@" in line:
+                lines[number], count = EMAIL.subn("<e-mail>", line)
+                counts["e-mail"] += count
+        text = "\n".join(lines)
     return text, +counts
 
 

@@ -8,6 +8,7 @@ Jaccard similarity of their sets; only pairs that this estimate suspects are com
 from __future__ import annotations
 
 import string
+import zlib
 from collections.abc import Iterable, Sequence
 
 import numpy as np
@@ -113,7 +114,7 @@ def signature(words: Words) -> np.ndarray:
     >>> bool((one == two).all())
     True
     """
-    numbers = (word_hashes(words) >> np.uint64(32)).astype(np.uint32)
+    numbers = np.fromiter(map(zlib.crc32, words), np.uint32, len(words))
     least = np.full(WIDTH, 2**32 - 1, np.uint32)
     for start in range(0, len(numbers), 1024):
         block = numbers[start : start + 1024] * FACTORS

@@ -9,6 +9,7 @@ import hashlib
 import importlib.metadata
 import os
 import re
+import stat
 import subprocess
 import sys
 import sysconfig
@@ -249,16 +250,17 @@ def blob_id(data: bytes) -> str:
     return digest.hexdigest()
 
 
-def read_file(path: Path) -> tuple[bytes, str]:
+def read_file(path: str | Path) -> tuple[bytes, str]:
     """The bytes of a file, and why they are of no use if they are not. It never raises."""
     try:
-        before = path.stat()
-        if not path.is_file():
+        before = os.stat(path)
+        if not stat.S_ISREG(before.st_mode):
             return b"", "not a plain file"
         if before.st_size > MOST_BYTES:
             return b"", "too large to read"
-        data = path.read_bytes()
-        after = path.stat()
+        with open(path, "rb") as file:
+            data = file.read()
+        after = os.stat(path)
         # What holds a NUL is binary: it is stored, and the query leaves it out.
         if b"\0" not in data:
             data.decode()

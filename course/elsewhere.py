@@ -297,8 +297,8 @@ def record(place: str, facts: Facts) -> None:
         print(f"not recorded: {place} has never run {', '.join(missing)}")
         return
     date = f"{datetime.date.today()}"
-    kept = {"date": date, "commit": commit, **versions}
-    kept |= {"lessons": lessons, "tests": facts.get("tests", "")}
+    kept: Facts = {"date": date, "commit": commit, **versions, "lessons": lessons}
+    kept["tests"] = facts.get("tests", "")
     artifacts.write_json(RECORD, {**records, place: kept})
 
 

@@ -115,16 +115,21 @@ lesson.refuse(
 
 
 # %% 08.2
-def all_before(ids, end):
-    return np.tri(len(ids), dtype=bool).tolist()
+def all_before(edges):
+    return np.tri(edges[-1], dtype=bool).tolist()
 
 
-def both_ways(ids, end):
-    document = np.cumsum(np.array(ids) == end)
+def both_ways(edges):
+    document = np.repeat(np.arange(len(edges) - 1), np.diff(edges))
     return np.equal.outer(document, document).tolist()
 
 
-lesson.refuse("08.2", may_look=[all_before, both_ways])
+def edge_before(edges):
+    document = np.searchsorted(edges, np.arange(edges[-1]))
+    return np.tril(np.equal.outer(document, document)).tolist()
+
+
+lesson.refuse("08.2", may_look=[all_before, both_ways, edge_before])
 
 # %% 08.3
 lesson.refuse(
@@ -146,13 +151,19 @@ lesson.refuse(
 
 # %% 08.4
 def without_world(steps, batch, world, new_batch, new_world, size):
-    start = steps * batch
-    return start, -(-(size - start % size) // (new_batch * new_world))
+    start, together = steps * batch, new_batch * new_world
+    return start, -(-(size - start % size) // together), batch == new_batch
 
 
 def past_the_end(steps, batch, world, new_batch, new_world, size):
-    start = steps * batch * world
-    return start, (size - start) // (new_batch * new_world)
+    start, together = steps * batch * world, new_batch * new_world
+    return start, (size - start) // together, batch * world == together
 
 
-lesson.refuse("08.4", move=[without_world, past_the_end])
+def same_numbers(steps, batch, world, new_batch, new_world, size):
+    start, together = steps * batch * world, new_batch * new_world
+    same = (batch, world) == (new_batch, new_world)
+    return start, -(-(size - start % size) // together), same
+
+
+lesson.refuse("08.4", move=[without_world, past_the_end, same_numbers])

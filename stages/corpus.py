@@ -143,6 +143,21 @@ def rows_of_splits(corpus: Path, *splits: str) -> Iterator[Row]:
             yield from rows_of(file)
 
 
+# What may open a file: comments and blank lines, and texts that stand alone.
+COMMENT = r"\s*#.*\n|\s*\n"
+DOCSTRING = r'\s*[rRuU]?(?:"""[\s\S]*?"""|"[^"\n]+"|' + r"'''[\s\S]*?'''|'[^'\n]+')"
+HEADER = re.compile(rf"\A(?:{COMMENT}|{DOCSTRING}[ \t]*(?:#.*)?(?:\n|\Z))*")
+
+
+def body(text: str) -> str:
+    """A text without the comments and the docstring that open it.
+
+    >>> body("# (c) Ada\\n'What it does.'\\nx = 1")
+    'x = 1'
+    """
+    return HEADER.sub("", text)
+
+
 def show_examples(rows: list, pattern: str = r"\S.*", count: int = 3) -> None:
     """Print a few removed files: where, on what evidence, and the first line that fits."""
     for path, detail, text in rows[:count]:

@@ -2,7 +2,6 @@
 
 import ast
 import collections
-import json
 import random
 import re
 import shutil
@@ -19,7 +18,7 @@ from hypothesis import strategies as st
 
 from conftest import LINKS
 from stages import corpus, sources
-from utils.errors import ROOT, CourseError
+from utils.errors import CourseError
 
 LINES = (
     "\n".join(
@@ -367,19 +366,6 @@ def test_a_folder_with_quotes_and_braces_is_no_injection(package, tmp_path):
     ) == {"a.py": "kept"}
 
 
-@pytest.fixture
-def body():
-    """What lesson 03 calls the body of a document."""
-    path = next((ROOT / "notebooks").glob("03_*.ipynb"))
-    names: dict = {"re": re}
-    for cell in json.loads(path.read_text(encoding="utf-8"))["cells"]:
-        text = "".join(cell["source"])
-        if "def body(" in text:
-            start, end = text.index("COMMENT ="), text.index("every =")
-            exec(compile(text[start:end], path.name, "exec"), names)
-    return names["body"]
-
-
 @pytest.mark.parametrize(
     "header",
     [
@@ -391,19 +377,19 @@ def body():
         'r"""raw"""\n"another"\n',
     ],
 )
-def test_a_body_has_no_header(body, header):
+def test_a_body_has_no_header(header):
     text = "import os\n\n# this comment stays\nx = '''and this text'''\n"
-    assert body(header + text) == text
-    assert body("x = 1\n" + header) == "x = 1\n" + header
+    assert corpus.body(header + text) == text
+    assert corpus.body("x = 1\n" + header) == "x = 1\n" + header
 
 
-def test_the_body_of_a_real_file_has_no_docstring(body):
+def test_the_body_of_a_real_file_has_no_docstring():
     [python] = [tree for tree in sources.environment() if tree.package == "python"]
     read = [sources.read_file(python.root / path) for path in python.paths[::5]]
     texts = [data.decode() for data, reason in read if not reason]
     documented = [text for text in texts if docstring_of(text)]
     assert len(documented) > 50
-    assert not [text[:80] for text in documented if docstring_of(body(text))]
+    assert not [text[:80] for text in documented if docstring_of(corpus.body(text))]
 
 
 def docstring_of(text: str) -> str | None:
@@ -531,6 +517,25 @@ def test_secrets_are_cut_out_and_counted(text, kind):
         key=len,
     )
     assert body not in redacted
+
+
+def test_the_report_counts_what_was_replaced_in_what_is_published(
+    package, tmp_path
+):
+    keys = f"# AKIA{'Q7' * 8}, ASIA{'Q7' * 8}, AKIA{'Z9' * 8}\n"
+    address = "# ada@example.org\n"
+    files = {
+        "keys.py": code("keys") + keys + address,
+        "url.py": code("url") + "# https://ada:hunter2@host/x\n" + address * 2,
+        # Near duplicates of which one goes, and its address is counted with it.
+        "one.py": code("same") + address,
+        "two.py": code("same") + address + "x = 1\n",
+    }
+    report = corpus.build([package(files)], tmp_path)
+    assert report["reasons"] == {"near duplicate": 1}
+    published = "".join(row["content"] for row in corpus.rows_of_splits(tmp_path))
+    marks = collections.Counter(re.findall(r"<([a-z-]+)>", published))
+    assert report["redacted"] == marks == {"aws-key": 3, "password": 1, "e-mail": 4}
 
 
 def test_an_address_that_touches_another_goes_too():

@@ -16,6 +16,7 @@ import torch
 
 from stages.recipe import Recipe, build_model, flops_per_token, make_optimizers
 from stages.tokenizer import BulkEncoder
+from stages.tokens import encode_stream
 
 PARTS = (1 / 4, 1 / 2, 1)  # of the computing, after which a model is judged
 
@@ -45,8 +46,10 @@ def train_small(
     Each step reads `rows` random blocks of `block` tokens, so a model whose vocabulary makes a
     step dearer takes fewer of them.
     """
-    ids = _to_stream(tokenizer, texts)
-    yard_ids = _to_stream(tokenizer, [yard])
+    encode = BulkEncoder(tokenizer)
+    end = np.array([tokenizer.eos_token_id])
+    ids = _to_stream(encode, texts, end)
+    yard_ids = _to_stream(encode, [yard], end)
     size = len(yard.encode())
     recipe = _small_recipe(width, layers, block)
     model = build_model(recipe, tokenizer)
@@ -74,13 +77,12 @@ def frequency_bits(
     return losses[ids].sum().item()
 
 
-def _to_stream(tokenizer: Any, texts: Sequence[str]) -> torch.Tensor:
-    parts: list[Any] = []
-    for ids in BulkEncoder(tokenizer)(texts):
-        parts.append(ids)
-        parts.append([tokenizer.eos_token_id])
-    row = np.concatenate(parts)
-    return torch.from_numpy(row.astype(np.int64))
+def _to_stream(
+    encode: BulkEncoder, texts: Sequence[str], end: np.ndarray
+) -> torch.Tensor:
+    counts = dict.fromkeys(["bytes", "documents", "tokens"], 0)
+    stream = encode_stream(texts, encode, end, counts)
+    return torch.from_numpy(np.concatenate(list(stream)))
 
 
 def _small_recipe(width: int, layers: int, block: int) -> Recipe:

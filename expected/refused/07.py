@@ -60,6 +60,11 @@ def settle_ties_otherwise(words, times, steps):
     return merges + merges[-1:] * (steps - len(merges))
 
 
+def make_tuples(pair, new, words, times, pairs, where, right=apply_merge):
+    right(pair, new, words, times, pairs, where)
+    words[:] = map(tuple, list.__iter__(words))
+
+
 def count_each_word_once(words, times, steps, right=train_fast):
     return right(words, [1] * len(times), steps)
 
@@ -72,6 +77,7 @@ lesson.refuse(
         forget_the_index,
         forget_the_old_pairs,
         keep_the_pair,
+        make_tuples,
     ],
     train_fast=[
         take_the_best_of_the_first_count,
@@ -97,9 +103,9 @@ lesson.refuse(
 lesson.refuse(
     "07.3",
     bits_per_byte=[
-        lambda loss, tokens, bytes: loss * tokens / bytes,
-        lambda loss, tokens, bytes: loss / math.log(2) * bytes / tokens,
-        lambda loss, tokens, bytes: loss / math.log(2),
+        lambda loss, tokens, size: loss * tokens / size,
+        lambda loss, tokens, size: loss / math.log(2) * size / tokens,
+        lambda loss, tokens, size: loss / math.log(2),
     ],
     better=["A", None],
 )
@@ -107,9 +113,14 @@ lesson.refuse(
 # %% 07.4
 lesson.refuse(
     "07.4",
-    largest_vocabulary=[
-        lambda body, width: 32_768,
-        lambda body, width: body // 10 // width,
-        lambda body, width: 2 ** int(math.log2(0.1 * body / width)),
+    predict_different=[
+        lambda first, second, characters: second[1] * characters / second[0],
+        lambda first, second, characters: second[1],
+        lambda first, second, characters: second[1]
+        + (characters - second[0])
+        * (second[1] - first[1])
+        / (second[0] - first[0]),
+        lambda first, second, characters: second[1]
+        * (characters / second[0]) ** 0.9,
     ],
 )

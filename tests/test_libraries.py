@@ -1,0 +1,53 @@
+"""What the lessons rely on in a library and an older release does wrong: it decides the ranges."""
+
+import json
+
+import pyarrow as pa
+import pytest
+from datasets import Dataset, load_dataset
+from tokenizers import Tokenizer, models, pre_tokenizers
+
+
+@pytest.mark.parametrize("shards", [1, 3])
+def test_a_mapped_stream_goes_on_where_it_stopped(shards):
+    def stream():
+        rows = Dataset.from_dict({"row": range(300)})
+        return rows.to_iterable_dataset(shards).map(lambda row: row)
+
+    stopped = stream()
+    going = iter(stopped)
+    for _ in range(41):
+        next(going)
+    state = json.loads(json.dumps(stopped.state_dict()))
+    rest = [row["row"] for row in going]
+    again = stream()
+    again.load_state_dict(state)
+    assert [row["row"] for row in again] == rest
+
+
+def test_a_stream_skips_as_many_rows_as_it_is_told(tmp_path):
+    schema = pa.schema({"row": pa.int64()})
+    place = tmp_path / "rows.arrow"
+    with (
+        pa.OSFile(str(place), "wb") as sink,
+        pa.ipc.new_stream(sink, schema) as out,
+    ):
+        for start in range(0, 90, 30):
+            out.write_table(pa.table({"row": range(start, start + 30)}, schema))
+    rows = load_dataset(
+        "arrow", data_files=str(place), split="train", streaming=True
+    )
+    firsts = [next(iter(rows.skip(number)))["row"] for number in (0, 29, 30, 75)]
+    assert firsts == [0, 29, 30, 75]
+
+
+def test_windows_of_a_long_text_lose_no_word():
+    words = [f"w{number}" for number in range(12)]
+    tokenizer = Tokenizer(
+        models.WordLevel({word: i for i, word in enumerate(words)})
+    )
+    tokenizer.pre_tokenizer = pre_tokenizers.Whitespace()
+    tokenizer.enable_truncation(6, stride=2)
+    first = tokenizer.encode(" ".join(words))
+    windows = [window.ids for window in [first, *first.overflowing]]
+    assert windows == [[*range(6)], [*range(4, 10)], [*range(8, 12)]]

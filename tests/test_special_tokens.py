@@ -46,6 +46,34 @@ def test_the_switch_knows_what_the_template_writes(tokenizer):
         assert ids["input_ids"].count(think) == count
 
 
+def test_the_switch_knows_a_listed_token_and_refuses_two_options(tokenizer):
+    tokenizer.add_tokens(["<think>"])
+    tokenizer.chat_template = "{{ bos_token }}{{ messages[0].content }}"
+    user = [{"role": "user", "content": "<think>"}]
+    think = tokenizer.convert_tokens_to_ids("<think>")
+    made = tokenizer.apply_chat_template(user, sanitize_control_tokens=True)
+    assert think in made["input_ids"]
+    tokenizer.chat_control_tokens = ["<think>"]
+    made = tokenizer.apply_chat_template(user, sanitize_control_tokens=True)
+    assert think not in made["input_ids"]
+    for option in ({"tokenize": False}, {"return_assistant_tokens_mask": True}):
+        with pytest.raises(ValueError, match="sanitize_control_tokens"):
+            tokenizer.apply_chat_template(
+                user, sanitize_control_tokens=True, **option
+            )
+
+
+def test_resizing_an_untied_model_grows_both_matrices():
+    sizes = {"n_embd": 8, "n_layer": 1, "n_head": 1, "vocab_size": 9}
+    for tied in (True, False):
+        network = GPT2LMHeadModel(GPT2Config(tie_word_embeddings=tied, **sizes))
+        network.resize_token_embeddings(11)
+        inner = network.get_input_embeddings().weight
+        outer = network.get_output_embeddings().weight
+        assert len(inner) == len(outer) == 11
+        assert (inner is outer) == tied
+
+
 def test_a_special_token_is_found_before_lower_casing_and_an_added_one_after():
     backend = Tokenizer(models.WordLevel({"[UNK]": 0}, unk_token="[UNK]"))
     backend.normalizer = normalizers.Lowercase()

@@ -9,6 +9,7 @@ lesson.refuse(
         [3, 2, 2, "Ġ"],
         [3, 1, 0, "Ġ"],
         [3, 1, 2, ":"],
+        [3, 1, 2],
     ],
 )
 
@@ -85,6 +86,20 @@ def shifted(messages):
     return {**made, "labels": [-100, *made["labels"][:-1]]}
 
 
+def shifted_left(messages):
+    made = encode_talk_right(messages)
+    return {**made, "labels": [*made["labels"][1:], -100]}
+
+
+def in_a_batch(messages):
+    return {name: [row] for name, row in encode_talk_right(messages).items()}
+
+
+def as_rectangles(messages):
+    batch = in_a_batch(messages)
+    return {name: torch.tensor(rows) for name, rows in batch.items()}
+
+
 def by_search(messages):
     """Each answer where its words are found first, which may be in the user's turn."""
     full = messages if messages[0]["role"] == "system" else [turns[0], *messages]
@@ -117,6 +132,9 @@ lesson.refuse(
         lambda messages: whole(messages, inside=True),
         everything,
         shifted,
+        shifted_left,
+        in_a_batch,
+        as_rectangles,
         by_search,
         lambda messages: None,
         lambda messages: {"ids": [], "labels": []},
@@ -146,6 +164,9 @@ lesson.refuse(
     safe_turn=[
         pasted,
         two_marks_only,
+        lambda content: smollm2(
+            f"<|im_start|>user\n{content}<|im_end|>\n", split_special_tokens=True
+        ).input_ids,
         lambda content: pasted(re.sub(r"<\|.*?\|>", "", content)),
     ],
 )

@@ -8,7 +8,8 @@ from http.server import BaseHTTPRequestHandler, HTTPServer
 
 import pytest
 
-from course import notebooks
+from course import doctor, notebooks
+from utils.profiles import PROFILES
 
 TOKEN = "hf_" + "x" * 34
 ASK = "from huggingface_hub import auth_check\nprint(auth_check('someone/{}'))"
@@ -128,13 +129,23 @@ def test_login_in_a_cell_says_that_the_course_is_offline(lesson_cells, capfd):
     assert "OfflineModeIsEnabled" in out and TOKEN not in out
 
 
-def test_the_figure_shown_as_red_is_off_and_ours_is_not(lesson_cells, capfd):
+@pytest.mark.parametrize("profile", ["smoke", "laptop", "gpu"])
+def test_the_figure_shown_as_red_is_off_and_ours_is_not(
+    lesson_cells, capfd, profile
+):
     class Best:
         values = (0.218,)
 
-    exec(lesson_cells["held"], {"best": Best})
+    exec(lesson_cells["held"], {"best": Best, "lesson": PROFILES[profile]})
     ours, higher = capfd.readouterr().out.splitlines()
     assert ours.startswith("✔") and higher.startswith("✘")
+
+
+def test_doctor_ends_with_the_words_that_the_lesson_gives(monkeypatch, capfd):
+    healthy = [lambda: iter([doctor.Finding("✔", "git")])]
+    monkeypatch.setattr(doctor, "LOOKS", healthy)
+    assert doctor.run() == 0
+    assert "nothing stops the course" in capfd.readouterr().out.splitlines()[-1]
 
 
 def test_the_reference_lists_what_the_summary_says():

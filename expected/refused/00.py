@@ -7,6 +7,7 @@ lesson.refuse(
     pick=[
         lambda probabilities, u: int(probabilities.argmax()),
         lambda probabilities, u: int((probabilities <= u).sum()),
+        lambda probabilities, u: int((probabilities.cumsum(0) <= u).sum()),
         lambda probabilities, u: int(u * len(probabilities)),
     ],
 )
@@ -30,7 +31,9 @@ def without_the_one_that_reaches_p(scores, temperature=1.0, k=0, p=1.0):
 
 def with_one_cut_for_all_texts(scores, temperature=1.0, k=0, p=1.0):
     if k:
-        scores = scores.masked_fill(scores < scores.topk(k).values.min(), -torch.inf)
+        scores = scores.masked_fill(
+            scores < scores.topk(k).values.min(), -torch.inf
+        )
     return warp(scores, temperature, scores.shape[-1], p).softmax(-1)
 
 
@@ -70,6 +73,9 @@ lesson.refuse(
         lambda scores, temperature=1.0, k=0, p=1.0: warp(
             scores, temperature, (k or scores.shape[-1] - 1) + 1, p
         ).softmax(-1),
+        lambda scores, temperature=1.0, k=0, p=1.0: warp(
+            scores, temperature, k or scores.shape[-1], p
+        ),
         without_the_one_that_reaches_p,
         with_one_cut_for_all_texts,
         with_the_temperature_last,

@@ -199,7 +199,15 @@ def exercises(notebook: NotebookNode) -> Iterator[str]:
                 yield "a solution is not checked by lesson.solution"
 
 
-RULES = (frame, lengths, images, outputs, code, exercises)
+def sections(notebook: NotebookNode) -> Iterator[str]:
+    """The numbered sections count from one, so none was lost or is twice."""
+    prose = "\n".join(c.source for c in notebook.cells if c.cell_type == "markdown")
+    numbers = [int(number) for number in re.findall(r"(?m)^## (\d+)\. ", prose)]
+    if numbers != [*range(1, len(numbers) + 1)]:
+        yield f"the sections are numbered {numbers}"
+
+
+RULES = (frame, lengths, images, outputs, code, exercises, sections)
 
 
 def problems(notebook: NotebookNode) -> list[str]:

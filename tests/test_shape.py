@@ -109,6 +109,10 @@ BAD = {
         ],
         "in the median",
     ),
+    "a lost section": (
+        change(4, source="## 2. A section\n\n" + PROSE * 10),
+        "sections are numbered [2]",
+    ),
     "long line": (change(5, source="x = '" + "a" * 90 + "'"), "columns"),
     "no prose": (change(4, source="## 1."), "words of prose"),
     "too much prose": (change(4, source=PROSE * 60), "words of prose"),

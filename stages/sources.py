@@ -250,7 +250,7 @@ def blob_id(data: bytes) -> str:
     return digest.hexdigest()
 
 
-def read_file(path: str | Path) -> tuple[bytes, str]:
+def read_file(path: Path) -> tuple[bytes, str]:
     """The bytes of a file, and why they are of no use if they are not. It never raises."""
     try:
         before = os.stat(path)

@@ -1,9 +1,11 @@
 """What the lessons rely on in a library and an older release does wrong: it decides the ranges."""
 
 import json
+import time
 
 import pyarrow as pa
 import pytest
+import tiktoken
 from datasets import Dataset, load_dataset
 from tokenizers import Tokenizer, models, pre_tokenizers
 
@@ -51,3 +53,19 @@ def test_windows_of_a_long_text_lose_no_word():
     first = tokenizer.encode(" ".join(words))
     windows = [window.ids for window in [first, *first.overflowing]]
     assert windows == [[*range(6)], [*range(4, 10)], [*range(8, 12)]]
+
+
+def test_a_long_run_of_spaces_costs_in_proportion():
+    """By processor time, which other work leaves alone; the square of the length would be 256 times."""
+    ranks = {bytes([byte]): byte for byte in range(256)} | {b"  ": 256}
+    encoding = tiktoken.Encoding(
+        "spaces", pat_str=r"\s+|\S+", mergeable_ranks=ranks, special_tokens={}
+    )
+
+    def cost(count):
+        start = time.process_time()
+        assert len(encoding.encode(" " * count)) == count // 2
+        return time.process_time() - start
+
+    short = min(cost(2_000) for _ in range(5))
+    assert cost(32_000) < 100 * short

@@ -8,6 +8,7 @@ each lesson starts in an empty folder and a fresh image, from its own badge, as 
 from __future__ import annotations
 
 import datetime
+import hashlib
 import json
 import os
 import re
@@ -278,7 +279,7 @@ def run_colab(only: str | None) -> Facts:
 def record(place: str, facts: Facts) -> None:
     """Keep what became of a place, from a clean commit only.
 
-    Lessons that ran alone join the row of the others if the versions are those of that row.
+    Lessons that ran alone join the row of the others if every package is that of the row.
     """
     try:
         commit = clean_commit()
@@ -303,11 +304,16 @@ def record(place: str, facts: Facts) -> None:
 
 
 def versions_of(python: str) -> dict[str, str]:
-    """The versions of a Python and of the packages that the table shows."""
+    """The versions of a Python and of the packages that the table shows, and a hash of them all."""
     code = "import json, sys, importlib.metadata as m; "
-    code += f"print(json.dumps([sys.version.split()[0], *map(m.version, {SHOWN})]))"
+    code += "pairs = {(d.name.lower(), d.version) for d in m.distributions()}; "
+    code += "print(json.dumps([sys.version.split()[0], sorted(pairs)]))"
     asked = subprocess.run([python, "-c", code], capture_output=True, check=True)
-    return dict(zip(("python", *SHOWN), json.loads(asked.stdout)))
+    version, pairs = json.loads(asked.stdout)
+    packages = dict(pairs)
+    shown = {name: packages[name] for name in SHOWN}
+    every = hashlib.sha256(json.dumps(pairs).encode()).hexdigest()[:16]
+    return {"python": version, **shown, "packages": every}
 
 
 def run(names: list[str], only: str | None, renew: bool) -> list[tuple[Path, str]]:

@@ -125,7 +125,7 @@ def test_nothing_is_recorded_of_a_changed_checkout(monkeypatch, tmp_path, capsys
     assert "commit first" in capsys.readouterr().out
 
 
-def test_a_record_becomes_a_row_of_the_table(monkeypatch, tmp_path):
+def test_a_record_becomes_a_row_of_the_table(monkeypatch, tmp_path, capsys):
     monkeypatch.setattr(elsewhere, "clean_commit", lambda: "abc123")
     monkeypatch.setattr(elsewhere, "RECORD", tmp_path / "results" / "places.json")
     monkeypatch.setattr(elsewhere, "select", lambda: [Path("00_a"), Path("01_b")])
@@ -146,6 +146,11 @@ def test_a_record_becomes_a_row_of_the_table(monkeypatch, tmp_path):
     elsewhere.record("oldest", facts)
     [row] = generate.places()
     assert (row["green"], list(row["commits"])) == (2, ["abc123", "def456"])
+    versions = elsewhere.versions_of(sys.executable)
+    other = {**versions, "packages": "with another release of one of them"}
+    monkeypatch.setattr(elsewhere, "versions_of", lambda python: other)
+    elsewhere.record("oldest", facts)
+    assert "oldest has never run 00" in capsys.readouterr().out
 
 
 def test_a_lesson_alone_makes_no_row(monkeypatch, tmp_path, capsys):

@@ -9,7 +9,7 @@ from __future__ import annotations
 import shutil
 from pathlib import Path
 
-from course.notebooks import Cell, read, select, source
+from course.notebooks import Cell, edited, read, select, source
 from utils import artifacts
 from utils.errors import ROOT
 
@@ -49,15 +49,17 @@ def run() -> int:
 def bring(path: Path, known: dict[str, str]) -> str:
     """Bring one lesson up to date: what was done, or the name of the file put beside hers."""
     new = edition(path)
+    # What she has written into notebooks/ is hers as well, and no copy of it is ever renewed.
+    ours = "" if edited(path) else new
     hers = WORK / path.name
     there = hers.exists()
     written = edition(hers) if there else ""
     if not there or written == known.get("began") != new:
         shutil.copy(path, hers)
-        known.update(began=new, given=new)
+        known.update(began=ours, given=new)
         return "renewed" if there else "copied"
     if written == new:
-        known.update(began=new, given=new)
+        known.update(began=ours, given=new)
     if known.get("given") == new:
         return "as it was"
     known["given"] = new

@@ -427,6 +427,20 @@ def test_a_copy_that_she_brought_up_to_date_herself_is_renewed_again(shelf):
     assert read(hers) == "three"
 
 
+def test_what_she_wrote_into_the_lesson_itself_is_not_lost_either(
+    shelf, monkeypatch
+):
+    ours, hers = shelf / "05_b.ipynb", work.WORK / "05_b.ipynb"
+    write(ours, "mine")
+    monkeypatch.setattr(work, "edited", lambda path: path == ours)
+    work.run()
+    # She undoes it there, and an update comes.
+    write(ours, "two")
+    monkeypatch.setattr(work, "edited", lambda path: False)
+    work.run()
+    assert (read(hers), read(work.WORK / "05_b-new.ipynb")) == ("mine", "two")
+
+
 def test_the_lab_opens_her_copy_where_there_is_one(shelf, monkeypatch):
     called = []
     monkeypatch.setattr(fetch, "fetch_all", lambda items: called.append(len(items)))

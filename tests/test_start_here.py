@@ -8,7 +8,9 @@ from http.server import BaseHTTPRequestHandler, HTTPServer
 
 import pytest
 
-from course import doctor, notebooks
+from course import doctor, notebooks, verdicts
+from utils.artifacts import read_json
+from utils.errors import ROOT
 from utils.profiles import PROFILES
 
 TOKEN = "hf_" + "x" * 34
@@ -139,6 +141,16 @@ def test_the_figure_shown_as_red_is_off_and_ours_is_not(
     exec(lesson_cells["held"], {"best": Best, "lesson": PROFILES[profile]})
     ours, higher = capfd.readouterr().out.splitlines()
     assert ours.startswith("✔") and higher.startswith("✘")
+
+
+def test_only_two_profiles_have_ranges_that_a_figure_can_leave():
+    held = [name for name in PROFILES if verdicts.expectations(name, "00")]
+    assert held == ["smoke", "laptop"]
+
+
+def test_at_smoke_every_lesson_stays_below_the_memory_that_the_lesson_gives():
+    lessons = read_json(ROOT / "results" / "smoke.json")["notebooks"]
+    assert max(lesson["peak_bytes"] for lesson in lessons.values()) < 3e9
 
 
 def test_doctor_ends_with_the_words_that_the_lesson_gives(monkeypatch, capfd):

@@ -2,6 +2,12 @@
 # executed notebook, behind the solution of the same number.
 
 # %% 00.1
+def one_that_falls_through(probabilities, u):
+    for index, passed in enumerate(probabilities.cumsum(0)):
+        if u < passed:
+            return index
+
+
 lesson.refuse(
     "00.1",
     pick=[
@@ -9,6 +15,7 @@ lesson.refuse(
         lambda probabilities, u: int((probabilities <= u).sum()),
         lambda probabilities, u: int((probabilities.cumsum(0) <= u).sum()),
         lambda probabilities, u: int(u * len(probabilities)),
+        one_that_falls_through,
     ],
 )
 

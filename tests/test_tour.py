@@ -82,3 +82,16 @@ def test_tensors_by_position():
         named["position_ids"] = third
         same[config] = torch.equal(model(ids, mask, third)[0], model(**named)[0])
     assert same == {BertConfig: False, LlamaConfig: True}
+
+
+def test_behind_the_last_position():
+    ids = torch.ones(1, 40, dtype=torch.long)
+    size = {"hidden_size": 32, "num_attention_heads": 4, "num_hidden_layers": 2}
+    size |= {"max_position_embeddings": 32, "vocab_size": 100}
+    learned, rotary = (
+        AutoModel.from_config(config(bos_token_id=1, eos_token_id=2, **size)).eval()
+        for config in (GPT2Config, LlamaConfig)
+    )
+    with pytest.raises(IndexError):
+        learned(ids)
+    assert rotary(ids)[0].shape == (1, 40, 32)

@@ -46,9 +46,14 @@ def train_on_each_word_once(words, steps, right=train_bpe):
     return right(dict.fromkeys(words, 1), steps)
 
 
+def train_with_joined_names(words, steps, right=train_bpe):
+    return ["".join(pair) for pair in right(words, steps)]
+
+
 lesson.refuse(
     "05.3a",
     train_bpe=[
+        train_with_joined_names,
         train_without_counting_again,
         train_with_other_ties,
         train_with_ties_by_letters,
@@ -86,9 +91,14 @@ def encode_longest_first(text, ranks):
     return tokens
 
 
+def encode_to_ids(text, ranks, right=encode_bpe):
+    return gpt2.convert_tokens_to_ids(right(text, ranks))
+
+
 lesson.refuse(
     "05.3b",
     encode_bpe=[
+        encode_to_ids,
         encode_from_left_to_right,
         encode_longest_first,
         encode_without_cuts,
@@ -119,4 +129,8 @@ lesson.refuse(
 )
 
 # %% 05.4
-lesson.refuse("05.4", cheapest=["T5", "GPT-2", "tekken", "Mistral v3"])
+lesson.refuse(
+    "05.4",
+    ratio=[{}, dict.fromkeys(codecs, 1.6), {name: 1 / value for name, value in ratio.items()}],
+    cheapest=["T5", "GPT-2", "tekken", "Mistral v3"],
+)

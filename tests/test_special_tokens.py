@@ -56,11 +56,27 @@ def test_the_switch_knows_a_listed_token_and_refuses_two_options(tokenizer):
     tokenizer.chat_control_tokens = ["<think>"]
     made = tokenizer.apply_chat_template(user, sanitize_control_tokens=True)
     assert think not in made["input_ids"]
+    tokenizer.chat_template = "<think> {{ messages[0].content }}"
+    # A list, even an empty one, ends the look into the template.
+    for listed, count in ((["<think>"], 1), ([], 2)):
+        tokenizer.chat_control_tokens = listed
+        made = tokenizer.apply_chat_template(user, sanitize_control_tokens=True)
+        assert made["input_ids"].count(think) == count
     for option in ({"tokenize": False}, {"return_assistant_tokens_mask": True}):
         with pytest.raises(ValueError, match="sanitize_control_tokens"):
             tokenizer.apply_chat_template(
                 user, sanitize_control_tokens=True, **option
             )
+
+
+def test_a_word_that_is_registered_as_special_is_dropped_on_request(tokenizer):
+    size = tokenizer.vocab_size
+    tokenizer.add_tokens(["<think>"])
+    assert (len(tokenizer), tokenizer.vocab_size) == (size + 1, size)
+    ids = tokenizer("<think> rice").input_ids
+    assert tokenizer.decode(ids, skip_special_tokens=True) == "<think> rice"
+    tokenizer.add_special_tokens({"extra_special_tokens": ["<think>"]})
+    assert tokenizer.decode(ids, skip_special_tokens=True) == "rice"
 
 
 def test_resizing_an_untied_model_grows_both_matrices():

@@ -70,6 +70,18 @@ def any_band(sketches):
     return pairs
 
 
+def earlier_first(sketches):
+    return {
+        (earlier, later)
+        for later in range(len(sketches))
+        for earlier in range(later)
+        if any(
+            sketches[later][start : start + 8] == sketches[earlier][start : start + 8]
+            for start in range(0, 128, 8)
+        )
+    }
+
+
 def not_verified(texts):
     return suspects([sketch(words(text)) for text in texts])
 
@@ -82,7 +94,7 @@ def equal_only(texts):
 lesson.refuse(
     "03.3",
     sketch=[one_salt, by_position],
-    suspects=[whole_sketches, any_row, any_band],
+    suspects=[whole_sketches, any_row, any_band, earlier_first],
     near_pairs=[not_verified, equal_only],
 )
 

@@ -69,9 +69,28 @@ def count_each_word_once(words, times, steps, right=train_fast):
     return right(words, [1] * len(times), steps)
 
 
+def expect_a_set_for_each_pair(pair, new, words, times, pairs, where):
+    for number in where[pair]:
+        word = words[number]
+        for old in zip(word, word[1:]):
+            pairs[old] -= times[number]
+        merged = []
+        for symbol in word:
+            if merged and (merged[-1], symbol) == pair:
+                merged[-1] = new
+            else:
+                merged.append(symbol)
+        words[number] = merged
+        for made in zip(merged, merged[1:]):
+            pairs[made] += times[number]
+            where[made].add(number)
+    pairs.pop(pair)
+
+
 lesson.refuse(
     "07.1",
     apply_merge=[
+        expect_a_set_for_each_pair,
         recount_all,
         forget_times,
         forget_the_index,
@@ -96,6 +115,8 @@ lesson.refuse(
         r"\p{L}+|\p{N}|[^\p{L}\p{N}\n]+",
         r"\p{L}+|\p{N}|[\s\S]",
         r"[^\n]*\n",
+        my_pattern + "+",  # the last `\s` becomes `\s+`, which takes line breaks along
+        r"\)\n+|" + my_pattern,  # only the files show it
     ],
 )
 

@@ -2,17 +2,20 @@
 
 from __future__ import annotations
 
-import random
 import re
 from collections.abc import Iterator
+from dataclasses import replace
+from pathlib import Path
 
 import nbformat
 import numpy as np
 import pytest
-import torch
+from accelerate import skip_first_batches
 from datasets import IterableDataset
-from transformers import LlamaConfig, LlamaForCausalLM
+from torch.utils.data import DataLoader
+from torch.utils.data import IterableDataset as TorchIterable
 
+from stages.tokens import Split
 from utils.errors import ROOT
 
 NOTEBOOKS = ROOT / "notebooks"
@@ -50,48 +53,69 @@ def test_a_saved_state_skips_only_finished_shards(
     assert len(made) == again
 
 
-def gradient(model: LlamaForCausalLM, **settings: torch.Tensor) -> torch.Tensor:
-    """What one more `backward` leaves in the output layer."""
-    model(**settings).loss.backward()
-    assert model.lm_head.weight.grad is not None
-    return model.lm_head.weight.grad.clone()
+class Indexed:
+    """Rows by number; it counts how many were read."""
+
+    reads = 0
+
+    def __len__(self) -> int:
+        return 8000
+
+    def __getitem__(self, row: int) -> int:
+        self.reads += 1
+        return row
 
 
-def test_a_gradient_needs_the_count_of_all_small_batches() -> None:
-    torch.manual_seed(0)
-    sizes = {"hidden_size": 16, "intermediate_size": 32, "num_attention_heads": 2}
-    model = LlamaForCausalLM(
-        LlamaConfig(vocab_size=50, num_hidden_layers=1, **sizes)
-    )
-    ids = torch.randint(50, (2, 12))
-    labels = ids.clone()
-    labels[1, :-1] = -100
-    whole = gradient(model, input_ids=ids, labels=labels)
-    counts = (labels[:, 1:] != -100).sum(1)
-    divisors_of = {"own": 2 * counts, "all": counts.sum().repeat(2)}
-    off = {}
-    for name, divisors in divisors_of.items():
-        model.zero_grad()
-        for row, asked, divisor in zip(ids[:, None], labels[:, None], divisors):
-            part = {"input_ids": row, "labels": asked}
-            found = gradient(model, **part, num_items_in_batch=divisor)
-        off[name] = ((found - whole).norm() / whole.norm()).item()
-    assert off["all"] < 1e-5 < 0.1 < off["own"]
+class Plain(Indexed, TorchIterable):
+    """The same rows as a stream."""
+
+    def __iter__(self) -> Iterator[int]:
+        return (self[row] for row in range(len(self)))
 
 
-def test_a_small_buffer_mixes_only_what_it_holds() -> None:
-    size, wide = 10_000, 100
-    draw = random.Random(0)
-    stream = iter(range(size))
-    buffer = [next(stream) for _ in range(size // 100)]
-    order = []
-    for row in stream:
-        place = draw.randrange(len(buffer))
-        order.append(buffer[place])
-        buffer[place] = row
-    rows = np.array(order + buffer)
-    for far in (1, wide):
-        assert np.abs(rows[far:] - rows[:-far]).mean() / size < 0.03
+@pytest.mark.parametrize(("rows", "reads"), [(Indexed(), 4), (Plain(), 4004)])
+def test_skipped_batches_are_read_only_from_a_stream(
+    rows: Indexed, reads: int
+) -> None:
+    loader = skip_first_batches(DataLoader(rows, batch_size=4), 1000)
+    assert next(iter(loader))[0] == 4000
+    assert rows.reads == reads
+
+
+class Twice(TorchIterable):
+    """Does not ask which worker it is in."""
+
+    def __iter__(self) -> Iterator[int]:
+        return iter(range(10))
+
+
+class TwiceWithLength(Twice):
+    def __len__(self) -> int:
+        return 10
+
+
+@pytest.mark.parametrize("asked", [False, True])
+def test_doubled_rows_warn_only_who_has_asked_for_the_length(
+    asked: bool, recwarn: pytest.WarningsRecorder
+) -> None:
+    loader = DataLoader(TwiceWithLength(), batch_size=None, num_workers=2)
+    if asked:
+        len(loader)
+    assert sorted(map(int, loader)) == sorted([*range(10)] * 2)
+    warned = [w for w in recwarn if "Length of IterableDataset" in str(w.message)]
+    assert bool(warned) == asked
+
+
+def test_a_file_serves_blocks_half_as_long(tmp_path: Path) -> None:
+    stream = np.arange(65, dtype="<u2")
+    stream.tofile(tmp_path / "train.bin")
+    header = {"dtype": "<u2", "block": 16, "shard_blocks": 4}
+    whole = Split(tmp_path, "train", header, 64, 1, 1, ["train.bin"])
+    halved = replace(whole, header={**header, "block": 8, "shard_blocks": 8})
+    assert (len(whole), len(halved)) == (4, 8)
+    both = halved.gather(np.arange(2))
+    first = whole.gather(np.arange(1))[0]
+    assert np.array_equal(np.append(both[0], both[1, 1:]), first)
 
 
 def test_the_drawing_of_contexts_holds_the_text_of_its_cell() -> None:

@@ -37,6 +37,15 @@ def a_row_late(documents, end, block):
             waiting = waiting[block:]
 
 
+def a_row_a_document(documents, end, block):
+    waiting = [end]
+    for document in documents:
+        waiting += [*document, end]
+        if len(waiting) > block:
+            yield waiting[: block + 1]
+            waiting = waiting[block:]
+
+
 def all_ranks(batch, world):
     return batch * world
 
@@ -98,9 +107,39 @@ def drawn(seed, epoch, place, size):
     return np.random.default_rng([seed, epoch, place]).integers(size)
 
 
+def one_by_one(path, block, seed, epochs):
+    strip = np.memmap(path, np.uint16, mode="r")
+    windows = sliding_window_view(strip, block + 1)[::block]
+    for epoch in epochs:
+        for number in np.random.default_rng([seed, epoch]).permutation(len(windows)):
+            yield number, windows[number]
+
+
+def in_batches(flow, batch):
+    while part := list(islice(flow, batch)):
+        yield np.array([number for number, _ in part]), np.stack([row for _, row in part])
+
+
+def reads_and_drops(path, block, batch, seed, start=0, rank=0, world=1):
+    rows = one_by_one(path, block, seed, range(10**15))
+    return in_batches(islice(rows, start + rank, None, world), batch)
+
+
+def one_epoch(path, block, batch, seed, start=0, rank=0, world=1):
+    rows = one_by_one(path, block, seed, range(1))
+    return in_batches(islice(rows, start + rank, None, world), batch)
+
+
+def one_order_for_ranks(path, block, batch, seed, start=0, rank=0, world=1):
+    def order(seed, epoch, place, size):
+        return shuffled(seed, epoch if world == 1 else 0, place, size)
+
+    return flow_of(order, dealt)(path, block, batch, seed, start, rank, world)
+
+
 lesson.refuse(
     "08.1",
-    pack=[no_overlap, no_first_end, all_at_once, a_row_late],
+    pack=[no_overlap, no_first_end, all_at_once, a_row_late, a_row_a_document],
     batches=[
         flow_of(shuffled_once, dealt),
         flow_of(drawn, dealt),
@@ -110,6 +149,9 @@ lesson.refuse(
         flow_of(shuffled, from_zero),
         flow_of(shuffled, dealt, one_rank),
         flow_of(shuffled, start_of_rank),
+        reads_and_drops,
+        one_epoch,
+        one_order_for_ranks,
     ],
 )
 

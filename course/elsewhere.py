@@ -17,6 +17,7 @@ import subprocess
 import sys
 import time
 import urllib.request
+from importlib import metadata
 from pathlib import Path
 from typing import Any
 from urllib.parse import unquote
@@ -40,6 +41,8 @@ IMAGE_LIST = "https://raw.githubusercontent.com/googlecolab/backend-info/main/"
 CUDA = re.compile(r"(nvidia-(?!ml-py)|cuda-|triton)")
 SHOWN = ("torch", "transformers", "datasets", "numpy")
 RECORD = ROOT / "results" / "places.json"
+# In every environment and in no list: the course itself, and what installs packages.
+OURS = {"transformers-end-to-end", "pip", "setuptools", "wheel"}
 Facts = dict[str, Any]
 
 
@@ -110,6 +113,23 @@ def build(place: str) -> Path:
     return python
 
 
+def is_here(place: str) -> bool:
+    """Whether this Python has exactly the releases that the list of a place names."""
+    pins = {}
+    if place != "newest":
+        text = list_of(place).read_text(encoding="utf-8")
+        for name, version in re.findall(r"(?m)^([\w.-]+)==([^\s;+]+)", text):
+            pins[canonicalize_name(name)] = version
+    for package in metadata.distributions():
+        name = canonicalize_name(package.name)
+        version = package.version.partition("+")[
+            0
+        ]  # torch names its build behind it
+        if name not in OURS and pins.get(name) != version:
+            return False
+    return True
+
+
 def clean_environment(**more: str) -> dict[str, str]:
     """The environment without what this checkout has put there."""
     ours = ("COURSE_", "PYTHON", "VIRTUAL_ENV", "JUPYTER")
@@ -124,8 +144,10 @@ def clean_environment(**more: str) -> dict[str, str]:
 
 def run_checkout(place: str, only: str | None) -> Facts:
     """The unit tests and the lessons of this checkout in an environment: what became of them."""
-    python = str(build(place))
-    folder = build_folder() / "elsewhere" / place / "build"
+    here = is_here(place)
+    python = sys.executable if here else str(build(place))
+    # What this commit has already run here is taken up and not run again.
+    folder = build_folder() / ("" if here else f"elsewhere/{place}/build")
     environment = clean_environment(COURSE_BUILD=str(folder), PYTHONPATH=str(ROOT))
     tests = [python, "-m", "pytest", "tests", "-n", "auto"]
     tests += ["-m", "not slow and not release"]

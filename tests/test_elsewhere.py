@@ -109,6 +109,44 @@ def test_what_this_checkout_put_into_the_environment_stays_here(monkeypatch):
     assert environment["COURSE_PROFILE"] == "smoke"
 
 
+def test_an_environment_that_has_the_list_is_the_place(monkeypatch, tmp_path):
+    class Package:
+        def __init__(self, name, version):
+            self.name, self.version = name, version
+
+    (tmp_path / "locked.txt").write_text("# a list\nA_b==1.0\ntorch==2.0 ; x\n")
+    monkeypatch.setattr(elsewhere, "list_of", lambda place: tmp_path / "locked.txt")
+    exact = [
+        Package("a-b", "1.0"),
+        Package("torch", "2.0+cpu"),
+        Package("pip", "9"),
+    ]
+    installed = [*exact]
+    monkeypatch.setattr(elsewhere.metadata, "distributions", lambda: installed)
+    assert elsewhere.is_here("locked")
+    for stranger in (Package("torch", "2.1"), Package("c", "1.0")):
+        installed[:] = [*exact, stranger]
+        assert not elsewhere.is_here("locked")
+
+
+def test_what_has_run_here_is_taken_up(monkeypatch, tmp_path):
+    asked = []
+    monkeypatch.setenv("COURSE_BUILD", str(tmp_path))
+    monkeypatch.setattr(elsewhere, "is_here", lambda place: place == "locked")
+    monkeypatch.setattr(elsewhere, "build", lambda place: Path("/image/python"))
+    monkeypatch.setattr(elsewhere, "select", lambda only: [])
+
+    def run(words, env, **options):
+        asked.append((words[0], env["COURSE_BUILD"]))
+        return subprocess.CompletedProcess(words, 0, stdout="9 passed\n")
+
+    monkeypatch.setattr(elsewhere.subprocess, "run", run)
+    for place in ("locked", "oldest"):
+        elsewhere.run_checkout(place, None)
+    there = str(tmp_path / "elsewhere" / "oldest" / "build")
+    assert asked[::2] == [(sys.executable, str(tmp_path)), ("/image/python", there)]
+
+
 def test_an_unknown_place_is_refused_with_the_names():
     with pytest.raises(CourseError, match="choose one of oldest, locked"):
         elsewhere.run(["kolab"], None, False)

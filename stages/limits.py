@@ -2,29 +2,33 @@
 
 from __future__ import annotations
 
-import _thread
+import ctypes
 import threading
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 
 
+class TooMuch(BaseException):
+    """Raised inside a block that has computed for too long; no `except Exception` catches it."""
+
+
 @contextmanager
 def at_most(seconds: float, hint: str) -> Iterator[None]:
     """Let the block compute for so many seconds; behind them an AssertionError gives the hint.
 
-    Processor time counts and not the clock, because another program may keep the machine busy.
-    It works in the main thread, where the cells of a notebook run.
+    Processor time counts and not the clock, because another program may keep the machine busy. No
+    signal is used, because a process may ignore them, as those of a parallel test run do.
     """
     done = threading.Event()
-    late = threading.Event()
+    thread = ctypes.c_ulong(threading.get_ident())
 
     def watch() -> None:
         begin = time.process_time()
         while not done.wait(0.05):
             if time.process_time() - begin > seconds:
-                late.set()
-                _thread.interrupt_main()
+                too_much = ctypes.py_object(TooMuch)
+                ctypes.pythonapi.PyThreadState_SetAsyncExc(thread, too_much)
                 return
 
     watcher = threading.Thread(target=watch, daemon=True)
@@ -33,9 +37,7 @@ def at_most(seconds: float, hint: str) -> Iterator[None]:
         yield
         done.set()
         watcher.join()
-    except KeyboardInterrupt:
-        if not late.is_set():  # somebody has really interrupted
-            raise
+    except TooMuch:
         raise AssertionError(hint) from None
     finally:
         done.set()

@@ -1,5 +1,7 @@
 """A check ends although an answer would not."""
 
+import contextlib
+import signal
 import time
 
 import pytest
@@ -12,6 +14,18 @@ def test_an_answer_that_does_not_end_gets_the_hint():
         with at_most(0.2, "compute it"):
             while True:
                 pass
+
+
+def test_no_signal_is_needed():
+    before = signal.signal(signal.SIGINT, signal.SIG_IGN)
+    try:
+        with pytest.raises(AssertionError, match="compute it"):
+            with at_most(0.2, "compute it"):
+                while True:
+                    with contextlib.suppress(Exception):
+                        sum(range(1000))
+    finally:
+        signal.signal(signal.SIGINT, before)
 
 
 def test_waiting_is_not_computing():

@@ -114,7 +114,7 @@ def build(place: str) -> Path:
 
 
 def is_here(place: str) -> bool:
-    """Whether this Python has exactly the releases that the list of a place names."""
+    """Whether this Python has only releases that the list of a place names."""
     pins = {}
     if place != "newest":
         text = list_of(place).read_text(encoding="utf-8")
@@ -122,9 +122,8 @@ def is_here(place: str) -> bool:
             pins[canonicalize_name(name)] = version
     for package in metadata.distributions():
         name = canonicalize_name(package.name)
-        version = package.version.partition("+")[
-            0
-        ]  # torch names its build behind it
+        # torch names its build behind a plus sign.
+        version, *_ = package.version.split("+")
         if name not in OURS and pins.get(name) != version:
             return False
     return True

@@ -17,6 +17,7 @@ import subprocess
 import sys
 import time
 import urllib.request
+from concurrent.futures import ThreadPoolExecutor
 from importlib import metadata
 from pathlib import Path
 from typing import Any
@@ -24,11 +25,12 @@ from urllib.parse import unquote
 
 from packaging.utils import canonicalize_name
 
-from course import bootstrap, publish, verdicts
+from course import bootstrap, publish, runner, verdicts
 from course.checkout import clean_commit
 from course.notebooks import select
 from utils import artifacts
 from utils.errors import ROOT, CourseError, build_folder
+from utils.profiles import PROFILES
 
 PLACES = {
     "oldest": "the lowest releases that requirements.txt admits",
@@ -287,13 +289,19 @@ def run_colab(only: str | None) -> Facts:
     """Every lesson from its badge in an image of its own."""
     python = build("colab")
     address = publish_here(build_folder() / "elsewhere" / "colab" / "repository")
-    lessons = {}
-    for path in select(only):
+
+    def run_and_show(path: Path) -> Facts:
         facts = run_from_badge(path, python.parent.parent, address)
-        lessons[path.name[:2]] = facts
         mark = "✘" if facts["problems"] else "✔"
         times = f"{facts['seconds']:7.1f} s, set-up {facts['set_up']:5.1f} s"
         print(f"{mark} {path.stem:36} {times}", *facts["problems"], flush=True)
+        return facts
+
+    chosen = select(only)
+    # Each has a folder, an image and a kernel of its own.
+    with ThreadPoolExecutor(runner.count_jobs(PROFILES["smoke"])) as pool:
+        results = list(pool.map(run_and_show, chosen))
+    lessons = {path.name[:2]: facts for path, facts in zip(chosen, results)}
     return {"lessons": lessons, "python": python}
 
 

@@ -5,6 +5,7 @@ import os
 import platform
 import subprocess
 import sys
+import threading
 from importlib import metadata
 from pathlib import Path
 
@@ -87,6 +88,24 @@ def test_a_lesson_runs_with_the_python_of_an_image(tmp_path):
     assert seen == [sys.prefix, str(content), "seen"]
     assert not psutil.pid_exists(int(kernel))
     assert cell_seconds(notebook) >= 0
+
+
+def test_two_lessons_run_at_once_each_in_its_own_place(
+    monkeypatch, tmp_path, capsys
+):
+    both = threading.Barrier(2, timeout=30)
+
+    def meet(path, image, address):
+        both.wait()
+        return {"seconds": 1.0, "set_up": 0.5, "problems": [], "of": path.name}
+
+    monkeypatch.setenv("JOBS", "2")
+    monkeypatch.setattr(elsewhere, "build", lambda place: Path("/image/bin/python"))
+    monkeypatch.setattr(elsewhere, "publish_here", lambda folder: "file:///here")
+    monkeypatch.setattr(elsewhere, "run_from_badge", meet)
+    lessons = elsewhere.run_colab("00-01")["lessons"]
+    assert [facts["of"][:2] for facts in lessons.values()] == list(lessons)
+    assert capsys.readouterr().out.count("✔") == 2
 
 
 def test_the_set_up_is_timed_by_the_kernels_own_clock():

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -52,7 +51,9 @@ def pass_bytes(recipe: Recipe, words: int, again: bool = False) -> tuple[int, in
         return count, live.peak - before
 
 
-def slope(precision: str, words: int, again: bool, **sizes: tuple[int, int]) -> float:
+def slope(
+    precision: str, words: int, again: bool, **sizes: tuple[int, int]
+) -> float:
     """What one more row adds for each token; of a pair of sizes, the difference."""
     ((name, ends),) = sizes.items()
     found = []
@@ -135,15 +136,15 @@ def test_the_counter_is_within_five_percent_of_what_was_measured(rung):
     )
 
 
-@pytest.mark.parametrize("rung", ["accumulation", "accumulation in bfloat16", "wide"])
+@pytest.mark.parametrize(
+    "rung", ["accumulation", "accumulation in bfloat16", "wide"]
+)
 def test_the_planner_is_within_five_percent_of_what_was_measured(rung):
     recipe = small(**RUNGS[rung])
     parameters = count_step(recipe, WORDS, BLOCK).parameters
     sizes = recipe.model
     shape = Shape(parameters, sizes["n_layer"], sizes["n_embd"], BLOCK, WORDS)
-    planned = memory_per_device(
-        shape, Layout(), recipe.micro, recipe.precision
-    )
+    planned = memory_per_device(shape, Layout(), recipe.micro, recipe.precision)
     measured = measure_peak(lambda: real_steps(recipe))
     assert planned - CONTEXT == pytest.approx(measured, rel=0.05)
 
@@ -168,11 +169,19 @@ def per_row(name: str, **model: Any) -> float:
 
 @pytest.mark.slow
 def test_a_row_of_the_110_million_recipe():
-    assert per_row("gpt2-110m.toml", activation_function="gelu_new") == pytest.approx(974.4, rel=0.001)
-    assert per_row("gpt2-110m.toml", activation_function="gelu_pytorch_tanh") == pytest.approx(747.9, rel=0.001)
+    assert per_row(
+        "gpt2-110m.toml", activation_function="gelu_new"
+    ) == pytest.approx(974.4, rel=0.001)
+    assert per_row(
+        "gpt2-110m.toml", activation_function="gelu_pytorch_tanh"
+    ) == pytest.approx(747.9, rel=0.001)
 
 
 @pytest.mark.slow
 def test_a_row_of_the_billion_recipe():
-    assert per_row("gpt2-1.5b.toml", activation_function="gelu_new") == pytest.approx(5136.8, rel=0.001)
-    assert per_row("gpt2-1.5b.toml", activation_function="gelu_pytorch_tanh") == pytest.approx(3249.4, rel=0.001)
+    assert per_row(
+        "gpt2-1.5b.toml", activation_function="gelu_new"
+    ) == pytest.approx(5136.8, rel=0.001)
+    assert per_row(
+        "gpt2-1.5b.toml", activation_function="gelu_pytorch_tanh"
+    ) == pytest.approx(3249.4, rel=0.001)

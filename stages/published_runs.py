@@ -2,6 +2,9 @@
 
 A constant is never judged on the run that it was fitted to: `judge` leaves each run out of its class's
 mean. A class with one run alone takes its share from elsewhere, see `stages.planner.EFFICIENCY`.
+
+How classes are averaged matters where they are small: with geometric means, which are those of
+ratios, half of the runs are within 8%; with arithmetic means or medians within 14 to 16%.
 """
 
 from __future__ import annotations

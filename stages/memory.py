@@ -4,6 +4,7 @@
     driver_bytes()        what the driver of a GPU says of its card
     measure_peak(work)    what torch's allocator had given out at once
     predict_memory(work)  the same on tensors without contents, for any size, in no memory at all
+    fake_tensors()        such tensors and their counter, for work in several parts
 
 A notebook's kernel remembers everything done before, so `run_fresh` starts a Python of its own and
 reads, every few milliseconds, the memory that the system could not take back from it.
@@ -11,6 +12,7 @@ reads, every few milliseconds, the memory that the system could not take back fr
 
 from __future__ import annotations
 
+import contextlib
 import gc
 import inspect
 import itertools
@@ -22,7 +24,7 @@ import tempfile
 import textwrap
 import time
 import weakref
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -190,9 +192,32 @@ def predict_memory(work: Callable[[], object]) -> LiveTensors:
     >>> predict_memory(lambda: torch.zeros(10**12)).peak           # four terabytes, in no time
     4000000000000
     """
-    with FakeTensorMode(), LiveTensors() as live:
+    with fake_tensors() as live:
         work()
     return live
+
+
+@contextlib.contextmanager
+def fake_tensors() -> Iterator[LiveTensors]:
+    """Let every tensor be one without contents, and count their bytes.
+
+    transformers looks into a row's positions: is it packed of several texts? Of positions without
+    contents it believes so, and would keep a mask of all pairs of tokens in each layer.
+
+    >>> with fake_tensors() as live:
+    ...     a = torch.zeros(1000)
+    >>> live.now
+    4000
+    """
+    from transformers import masking_utils
+
+    look = masking_utils.find_packed_sequence_indices
+    masking_utils.find_packed_sequence_indices = lambda positions: None
+    try:
+        with FakeTensorMode(), LiveTensors() as live:
+            yield live
+    finally:
+        masking_utils.find_packed_sequence_indices = look
 
 
 def measure_peak(work: Callable[[], object], device: str = "cpu") -> int:

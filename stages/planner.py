@@ -1,34 +1,44 @@
 """What a training run takes, before it is paid for: memory, layout, days, energy, money.
 
-Three things are assumed and not computed: the share of the peak rate that a class of code reaches
-(`EFFICIENCY`), the power that cooling adds (`COOLING`), and prices. All stand here, in the open.
+Bytes are those of `stages.step_memory`. Three things are assumed and not computed: the share of the
+peak rate that a class of code reaches (`EFFICIENCY`), the power that cooling adds (`COOLING`), and
+prices. All stand here, in the open.
 """
 
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Annotated
 
 import pydantic
 from pydantic import Field
 
+from stages.machines import MACHINES, Link, Machine
+from stages.step_memory import CONVENTIONS
 from utils.errors import CourseError
 
-# Share of the peak rate that useful arithmetic reaches, by the class of a run. The first two follow
-# reports on speed: Megatron-LM (2021, Table 1: 44 to 52% on A100), PaLM (2022: 46%), Llama 3 (2024,
-# Table 4: 38 to 43% on H100). "library loop" was set from the two CodeParrot runs of lesson 12, so
-# those do not test it. The others are rules of thumb.
+# Machines and their links are part of a plan, and stand apart for length alone.
+__all__ = ["MACHINES", "Layout", "Link", "Machine", "Plan", "Shape"]
+__all__ += ["choose_layout", "communication_seconds", "device_hours", "plan"]
+
+# Share of the peak rate that useful arithmetic reaches, by the class of a run. "tuned", "small model"
+# and "library loop" are the geometric means of the published runs of their class, and judged with each
+# run left out of its own mean: `stages.published_runs`. "tuned, H100" is the median of the 32 rows
+# without recomputation in the H100 table of MosaicML's llm-foundry (2023), and knows no run of ours.
+# "two CPU cores" is 0.09 teraflops, what our own loop reached on one thread of such a machine.
 EFFICIENCY = {
-    "tuned": 0.45,
+    "tuned": 0.47,
     "tuned, H100": 0.40,
-    "small model": 0.30,
-    "library loop": 0.10,
-    "two CPU cores": 0.60,
+    "small model": 0.29,
+    "library loop": 0.08,
+    "two CPU cores": 0.22,
 }
 RECOMPUTE = 0.75  # with checkpointing three of four multiplications are useful ones
 COOLING = 1.1  # watts at the meter for a watt in the machine
 USABLE = 0.9  # how much of a device's memory a plan may fill
+CONTEXT = 1e9  # bytes of a device's context and workspaces
+STAGES = (1, 2, 4, 8, 16)  # of a pipeline
 
 Positive = Annotated[float, Field(gt=0)]
 Count = Annotated[int, Field(ge=1)]
@@ -54,50 +64,6 @@ class Shape:
         """
         attention = 12 * self.layers * self.width * self.context
         return 6 * self.parameters + attention
-
-
-@dataclass(frozen=True)
-class Link:
-    """What a message costs: a start, and the time of its bytes, one way."""
-
-    latency: float
-    bandwidth: float
-
-    def seconds(self, kind: str, size: float, world: int) -> float:
-        """The time of a collective over a ring.
-
-        >>> round(Link(0.001, 1e9).seconds("all_reduce", 4e9, 4), 3)
-        6.006
-        """
-        rounds = {"all_reduce": 2, "all_gather": 1, "reduce_scatter": 1}[kind]
-        return rounds * (world - 1) * (self.latency + size / world / self.bandwidth)
-
-
-@pydantic.dataclasses.dataclass(frozen=True)
-class Machine:
-    """One device with its share of the node, and its links to neighbours and to other nodes."""
-
-    name: str
-    flops: Positive  # a second at best, in bfloat16, dense
-    memory: Positive
-    watts: Positive
-    hourly: Annotated[float, Field(ge=0)]  # an assumption: ask for today's price
-    inside: Positive = 1e9  # bytes a second, within a node
-    outside: Positive = 1e9  # and to other nodes
-    node: Count = 8
-
-    def link(self, devices: int) -> Link:
-        """The slowest link among neighbouring devices; its bandwidth alone is counted."""
-        return Link(0.0, self.inside if devices <= self.node else self.outside)
-
-
-MACHINES = {
-    "2 CPU cores": Machine("2 CPU cores", 0.4e12, 8e9, 30, 0.10, node=1),
-    "T4": Machine("T4", 65e12, 16e9, 100, 0.35, node=1),
-    "A100": Machine("A100", 312e12, 80e9, 500, 1.80, 300e9, 25e9),
-    "A100-40": Machine("A100-40", 312e12, 40e9, 500, 1.30, 300e9, 25e9),
-    "H100": Machine("H100", 989e12, 80e9, 1000, 2.80, 450e9, 50e9),
-}
 
 
 @dataclass(frozen=True)
@@ -150,54 +116,93 @@ class Plan:
         return seconds / 86_400
 
 
-def state_bytes(shape: Shape, layout: Layout) -> float:
-    """Weights (2 bytes), gradients (4) and AdamW's three copies (12) on one device.
+def state_bytes(shape: Shape, layout: Layout, precision: str = "bfloat16") -> float:
+    """What stays of the parameters on one device while a step is computed.
+
+    16 bytes a parameter, of weights, gradients and AdamW's averages; and where the model is whole and
+    computes in bfloat16, a 16-bit copy of each.
 
     >>> state_bytes(Shape(1e9, 24, 2048, 2048), Layout()) / 1e9
     18.0
+    >>> state_bytes(Shape(1e9, 24, 2048, 2048), Layout(data=8, shards=8)) / 1e9
+    2.0
     """
-    devices = layout.tensor * layout.pipeline * layout.shards
-    return 18 * shape.parameters / devices
+    convention = CONVENTIONS[precision]
+    parameters = shape.parameters / (layout.tensor * layout.pipeline)
+    if layout.shards == 1:
+        return convention.state_bytes(parameters)
+    return convention.states * parameters / layout.shards
 
 
-def activation_bytes(shape: Shape, layout: Layout, rows: int = 1) -> float:
-    """What a forward pass keeps on one device: 34 bytes a token and unit of width in each layer.
+def transit_bytes(
+    shape: Shape, layout: Layout, precision: str = "bfloat16"
+) -> float:
+    """What a device holds of others' shards: weights that are gathered, gradients on their way.
 
-    That count is of Korthikanti et al. (2022), for bf16 and an attention that keeps no scores. With
-    checkpointing a layer keeps its input, 2 bytes, and one layer at a time is whole. The scores
-    over the vocabulary are kept in fp32, with their gradient.
+    The layer in use and the next one are there as copies, and the gradients of a layer twice: as they
+    were computed, and in float32 to be summed. The table of tokens stays gathered for the whole pass.
     """
-    tokens = rows * shape.context
+    if layout.shards == 1:
+        return 0.0
+    each = CONVENTIONS[precision].copy or 4
+    layer = shape.parameters / shape.layers
+    table = shape.vocabulary * shape.width
+    held = 2 * each * layer + (each + 4) * layer + each * table
+    return held / layout.tensor
+
+
+def activation_bytes(
+    shape: Shape, layout: Layout, rows: int = 1, precision: str = "bfloat16"
+) -> float:
+    """What `rows` rows need on one device of a pipeline's fullest stage.
+
+    A cut layer's devices share its tokens where they do not share its width (sequence parallelism,
+    Korthikanti et al., 2022), so that all activations are divided. A pipeline takes a backward pass
+    as soon as it can: its first stage holds as many micro-batches as there are stages, and its last
+    one holds one, with the scores over the vocabulary.
+    """
+    convention = CONVENTIONS[precision]
     layers = shape.layers / layout.pipeline
-    layer = 34 * tokens * shape.width / layout.tensor
-    kept = layer * layers
+    a_layer = convention.layer
+    working = convention.working - convention.layer
     if layout.checkpointing:
-        kept = layer + 2 * layers * tokens * shape.width
-    # The first stage of a pipeline starts this many micro-batches before one comes back.
-    in_flight = min(layout.pipeline, 4)
-    return kept * in_flight + 8 * tokens * shape.vocabulary / layout.tensor
+        a_layer = convention.entry
+        working = convention.working
+    kept = shape.width * (a_layer * layers + convention.edge)
+    passing = working * shape.width
+    scores = convention.scores * shape.vocabulary
+    first = kept * layout.pipeline + passing
+    last = kept + max(scores, passing)
+    return rows * shape.context * max(first, last) / layout.tensor
 
 
-def memory_per_device(shape: Shape, layout: Layout, rows: int = 1) -> float:
-    """States, activations of `rows` rows, and a gigabyte for the context and the workspaces."""
-    states = state_bytes(shape, layout)
-    if layout.shards > 1:
-        # Of sharded weights the layer in use and the next one are gathered, 2 bytes each.
-        states += 4 * shape.parameters / shape.layers / layout.tensor
-    return states + activation_bytes(shape, layout, rows) + 1e9
+def memory_per_device(
+    shape: Shape, layout: Layout, rows: int = 1, precision: str = "bfloat16"
+) -> float:
+    """All of it: states, activations of `rows` rows, a gigabyte for the context and workspaces."""
+    states = state_bytes(shape, layout, precision)
+    states += transit_bytes(shape, layout, precision)
+    return states + activation_bytes(shape, layout, rows, precision) + CONTEXT
 
 
 def rows_that_fit(
     shape: Shape, layout: Layout, machine: Machine, batch: float
-) -> int:
-    """Rows of one pass: the largest power of two that fits, 0 if none does; 1 in a pipeline."""
+) -> list[int]:
+    """Every number of rows that a pass can take: powers of two within the copy's share and memory.
+
+    >>> rows_that_fit(Shape(124e6, 12, 768, 1024), Layout(data=8), MACHINES["T4"], 8 * 4096)
+    [1, 2, 4]
+    """
     share = batch / shape.context / layout.data
+    room = USABLE * machine.memory
+    fitting = []
     rows = 1
-    while layout.pipeline == 1 and 2 * rows <= share:
+    while rows <= share:
+        if memory_per_device(shape, layout, rows, machine.precision) > room:
+            break
+        fitting.append(rows)
         rows *= 2
-    while rows and memory_per_device(shape, layout, rows) > USABLE * machine.memory:
-        rows //= 2
-    return rows
+    return fitting
 
 
 def communication_seconds(
@@ -207,7 +212,8 @@ def communication_seconds(
 
     Sharded weights are gathered twice in each pass, forward and backward, and the gradients of the
     pass are scattered. Copies add up their gradients once a step. A layer cut over devices sums
-    activations four times, and a pipeline hands them on and their gradients back.
+    activations four times, six times if it is computed again, and a pipeline hands them on and
+    their gradients back.
     """
     model = layout.tensor * layout.pipeline
     weights = 2 * shape.parameters / model
@@ -220,22 +226,23 @@ def communication_seconds(
     activations = 2 * rows * shape.context * shape.width
     cut = machine.link(layout.tensor)
     within = cut.seconds("all_reduce", activations, layout.tensor)
-    sums = 4 * shape.layers / layout.pipeline * within
+    times = 6 if layout.checkpointing else 4
+    sums = times * shape.layers / layout.pipeline * within
     handed = 0.0
     if layout.pipeline > 1:
-        handed = 2 * activations / machine.link(model).bandwidth
+        handed = 2 * activations / layout.tensor / machine.link(model).bandwidth
     return passes * (2 * gather + scatter) + copies + sums + handed
 
 
-def efficiency(machine: Machine, shape: Shape, loop: bool = False) -> float:
-    """The assumed share of the peak: by machine, size and code, never by run."""
+def find_class(machine: Machine, shape: Shape, loop: bool = False) -> str:
+    """The class of a run in `EFFICIENCY`: by machine, size and code, never by run."""
     if machine.name == "2 CPU cores":
-        return EFFICIENCY["two CPU cores"]
+        return "two CPU cores"
     if loop:
-        return EFFICIENCY["library loop"]
+        return "library loop"
     if shape.parameters < 5e8:
-        return EFFICIENCY["small model"]
-    return EFFICIENCY["tuned, H100" if machine.name == "H100" else "tuned"]
+        return "small model"
+    return "tuned, H100" if machine.name == "H100" else "tuned"
 
 
 def device_hours(
@@ -244,9 +251,12 @@ def device_hours(
     machine: Machine,
     checkpointing: bool = False,
     loop: bool = False,
+    share: float | None = None,
 ) -> float:
-    """Hours of one device for a run: arithmetic over the rate that its class reaches."""
-    rate = machine.flops * efficiency(machine, shape, loop)
+    """Hours of one device for a run: arithmetic over the share of the peak that its class reaches."""
+    if share is None:
+        share = EFFICIENCY[find_class(machine, shape, loop)]
+    rate = machine.flops * share
     if checkpointing:
         rate *= RECOMPUTE
     return shape.estimated_flops_per_token() * tokens / rate / 3600
@@ -266,49 +276,98 @@ def step_seconds(
 
 
 def layouts(machine: Machine, devices: int) -> list[Layout]:
-    """Layouts from the simplest to the most divided."""
-    found = []
+    """Every layout that the planner knows, from the simplest to the most divided.
+
+    A layer is cut over a whole node or not at all. States are shared by all copies or by none;
+    without other cuts also within each node.
+
+    >>> [layout.name for layout in layouts(MACHINES["H100"], 2) if not layout.checkpointing]
+    ['DDP over 2', 'FSDP over 2', 'pipeline 2', 'tensor 2']
+    """
     node = min(machine.node, devices)
+    found = []
     for checkpointing in (False, True):
-        for shards in sorted({1, node, devices}):
-            found.append(Layout(1, 1, devices, shards, checkpointing))
-    for tensor in sorted({1, node}):
-        for stages in (1, 2, 4, 8, 16):
-            data = devices // (tensor * stages)
-            shards = data if tensor > 1 else 1
-            found.append(Layout(tensor, stages, data, shards, True))
-    # Some do not use all devices, or not evenly; and one stands there twice.
+        for tensor in sorted({1, node}):
+            for stages in STAGES:
+                data = devices // (tensor * stages)
+                shared = {1, data}
+                if tensor == stages == 1:
+                    shared.add(node)
+                for shards in sorted(shared):
+                    found.append(
+                        Layout(tensor, stages, data, shards, checkpointing)
+                    )
+    # Some do not use all devices, or not evenly.
     even = [one for one in found if one.devices == devices]
-    even = [one for one in even if one.data % one.shards == 0]
-    return list(dict.fromkeys(even))
+    return [one for one in even if one.shards and one.data % one.shards == 0]
+
+
+@dataclass(frozen=True)
+class Trial:
+    """A layout with the rows of a pass that make it fastest."""
+
+    layout: Layout
+    rows: int  # 0 if none fit
+    memory: float
+    seconds: float
+    verdict: str
+
+
+def try_layout(
+    shape: Shape, layout: Layout, machine: Machine, batch: float
+) -> Trial:
+    """The fastest way to run a layout, or why it cannot be run; the most rows where more are no slower."""
+    best = 0
+    seconds = math.inf
+    for rows in rows_that_fit(shape, layout, machine, batch):
+        took, _ = step_seconds(shape, layout, machine, batch, rows)
+        if took <= seconds:
+            best = rows
+            seconds = took
+    memory = memory_per_device(shape, layout, max(best, 1), machine.precision)
+    verdict = f"{best} row(s) at once, {seconds:,.2f} s a step"
+    if best == 0:
+        verdict = "too much"
+    if batch / shape.context / layout.data < 1:
+        verdict = "less than one row for each copy"
+    if layout.pipeline > shape.layers:
+        best = 0
+        seconds = math.inf
+        verdict = "more stages than layers"
+    return Trial(layout, best, memory, seconds, verdict)
+
+
+def try_all(
+    shape: Shape, machine: Machine, devices: int, batch: float
+) -> list[Trial]:
+    """Each layout with its activations kept or computed again, whichever is faster or alone fits."""
+    better: dict[Layout, Trial] = {}
+    for layout in layouts(machine, devices):
+        kept = replace(layout, checkpointing=False)
+        trial = try_layout(shape, layout, machine, batch)
+        if kept not in better or trial.seconds < better[kept].seconds:
+            better[kept] = trial
+    return list(better.values())
 
 
 def choose_layout(
     shape: Shape, machine: Machine, devices: int, batch: float
 ) -> tuple[Layout, list[str]]:
     """The fastest layout that fits, the simpler one on a tie, and what was said of each."""
-    reasons = ["no layout fits"]
-    best = None
-    fastest = math.inf
-    for layout in layouts(machine, devices):
-        rows = rows_that_fit(shape, layout, machine, batch)
-        memory = memory_per_device(shape, layout, max(rows, 1)) / 1e9
-        seconds, _ = step_seconds(shape, layout, machine, batch, max(rows, 1))
-        if batch / shape.context / layout.data < 1:
-            verdict = "less than one row for each copy"
-        elif rows == 0:
-            verdict = "too much"
-        else:
-            verdict = f"{rows} row(s) at once, {seconds:,.2f} s a step"
-            if seconds < 0.98 * fastest:
-                best = layout
-                fastest = seconds
-        recomputed = ", activations recomputed" if layout.checkpointing else ""
-        reasons.append(f"{layout.name}{recomputed}: {memory:,.1f} GB, {verdict}")
-    if best is None:
+    trials = try_all(shape, machine, devices, batch)
+    reasons = []
+    for trial in trials:
+        again = ", activations recomputed" if trial.layout.checkpointing else ""
+        size = trial.memory / 1e9
+        reasons.append(
+            f"{trial.layout.name}{again}: {size:,.1f} GB, {trial.verdict}"
+        )
+    fastest = min(trials, key=lambda trial: trial.seconds)
+    if not fastest.rows:
+        what = "\n  ".join(["no layout fits", *reasons])
         fix = "take other devices, or another batch"
-        raise CourseError("\n  ".join(reasons), machine.name, fix)
-    return best, reasons[1:]
+        raise CourseError(what, machine.name, fix)
+    return fastest.layout, reasons
 
 
 def plan(
@@ -316,11 +375,13 @@ def plan(
 ) -> Plan:
     """A whole run of `tokens` tokens, in steps of `batch` tokens, by the layout that is chosen."""
     layout, reasons = choose_layout(shape, machine, devices, batch)
-    rows = rows_that_fit(shape, layout, machine, batch)
-    step, traffic = step_seconds(shape, layout, machine, batch, rows)
+    trial = try_layout(shape, layout, machine, batch)
+    step, traffic = step_seconds(shape, layout, machine, batch, trial.rows)
     steps = math.ceil(tokens / batch)
     hours = step * steps / 3600 * devices
-    memory = memory_per_device(shape, layout, rows)
     energy = hours * machine.watts * COOLING / 1000
     costs = energy, hours * machine.hourly
-    return Plan(layout, rows, memory, step, steps, traffic / step, *costs, reasons)
+    share = traffic / step
+    return Plan(
+        layout, trial.rows, trial.memory, step, steps, share, *costs, reasons
+    )

@@ -308,4 +308,7 @@ def command(arguments: list[str]) -> int:
     except CourseError as error:
         print(error, file=sys.stderr)
         return 1
+    except KeyboardInterrupt:
+        print("interrupted; the same command goes on", file=sys.stderr)
+        return 130
     return 0

@@ -251,6 +251,9 @@ def main(place: str) -> int:
     except CourseError as error:
         print(error, file=sys.stderr)
         return 1
+    except KeyboardInterrupt:
+        # Whoever has started this process was interrupted too, and says so.
+        return 130
     return 0
 
 

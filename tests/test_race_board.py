@@ -9,7 +9,14 @@ import torch
 from race_small import BUDGET, RECIPE, corpus, entry, made, small  # noqa: F401
 
 from benchmarks import __main__ as bench
-from benchmarks import race, race_corpus, race_entry, race_recipe, race_train
+from benchmarks import (
+    pretraining,
+    race,
+    race_corpus,
+    race_entry,
+    race_recipe,
+    race_train,
+)
 from course import checkout
 from stages.recipe import Recipe
 from utils.artifacts import read_json, write_json
@@ -115,6 +122,24 @@ def test_the_committed_board_holds_what_the_rules_admit(capsys):
     assert capsys.readouterr().out
     for row in race_entry.read_board()["entries"]:
         assert race_entry.why_not(race_entry.Entry(**row)) == ("", "")
+
+
+def test_the_bars_are_held_to_the_best_entry(monkeypatch):
+    bits = {"plain": {"xz": 2.0, "bzip2": 1.9}, "primed": {"xz": 1.7}}
+    board = {
+        "entries": [
+            {"idea": "ours", "test": 1.33, "compressors": bits},
+            {"idea": "classic, well set", "test": 1.5, "compressors": bits},
+        ]
+    }
+    monkeypatch.setattr(race_entry, "read_board", lambda: board)
+    rows = {row["id"]: row for row in pretraining.board_rows()}
+    assert list(rows) == ["race-plain", "race-primed", "race-classic-well-set"]
+    assert [row["holds"] for row in rows.values()] == [True, True, False]
+    assert rows["race-plain"]["peers"] == {"bzip2": 1.9}
+    assert {row["measured"] for row in rows.values()} == {"recorded"}
+    board["entries"] = []
+    assert list(pretraining.board_rows()) == []
 
 
 # the recipes ------------------------------------------------------------------------------------

@@ -2,7 +2,7 @@
 
 python -m benchmarks race my_recipe.toml               an entry: two seeds of 1,080 CPU seconds
 python -m benchmarks race my_recipe.toml --budget 60   a rehearsal, judged on validation alone
-python -m benchmarks ladder --budget 120               one change a rung, from classic to ours
+python -m benchmarks ladder --budget 300               one change a rung, from classic to ours
 python -m benchmarks board ENTRY.json                  checks an entry and adds it to the board
 python -m benchmarks board                             prints the board
 """
@@ -292,7 +292,7 @@ def command(arguments: list[str]) -> int:
     action.add_argument("recipe", type=Path)
     action.add_argument("--budget", type=float)
     action = actions.add_parser("ladder")
-    action.add_argument("--budget", type=float, default=120.0)
+    action.add_argument("--budget", type=float, default=300.0)
     action = actions.add_parser("board")
     action.add_argument("entries", type=Path, nargs="*")
     options = parser.parse_args(arguments)

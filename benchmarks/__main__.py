@@ -2,6 +2,7 @@
 
 A module of this folder has `rows()`, or in `PARTS` several functions like it; each returns or yields
 rows as `timing.row` makes them. When one part fails, its row says why, and the others go on.
+`race`, `ladder` and `board` are the race's own commands: see benchmarks/race.py.
 """
 
 from __future__ import annotations
@@ -21,13 +22,16 @@ from utils.errors import CourseError, build_folder
 from utils.machine import machine_facts
 
 HEADS = ("", "what", "ours", "peers", "ratio", "bar", "measured")
-NO_BENCHMARKS = ("__main__", "race", "timing")
+NO_BENCHMARKS = ("__main__", "record", "timing", "yardsticks")
+# Commands of their own, which take an hour, or nothing but a file.
+RACE = ("race", "ladder", "board")
 
 
 def choose_modules(names: list[str]) -> list[str]:
     """The modules that are named, or all that there are."""
     modules = [module.name for module in pkgutil.iter_modules(benchmarks.__path__)]
     known = [name for name in modules if name not in NO_BENCHMARKS]
+    known = [name for name in known if not name.startswith("race")]
     for name in names:
         if name not in known:
             fix = f"choose of {', '.join(known)}"
@@ -128,6 +132,10 @@ def run(names: list[str]) -> list[Row]:
 
 def main(names: list[str]) -> int:
     """Print the table; 1 if a part failed. A bar that is not reached is marked, and no failure."""
+    if names and names[0] in RACE:
+        from benchmarks import race
+
+        return race.command(names)
     try:
         rows = run(names)
     except CourseError as error:

@@ -1,351 +1,314 @@
-"""The races behind the leaderboard, and the record of a run: commands of their own.
+"""The race that anyone can enter; docs/race.md has its rules.
 
-    python -m benchmarks.race race              classic against ours, 1,080 CPU seconds each
-    python -m benchmarks.race ablations         one change a row, 45 CPU seconds each
-    python -m benchmarks.race record FOLDER     a run of the engine, into results/
-
-A run has one thread and a budget of CPU seconds, so that other work on the machine hardly matters:
-1,080 of them are ten minutes of two cores. The result is bits per byte on held-out packages, the
-same bytes for all whatever their tokenizers, in `results/leaderboard.json`.
+python -m benchmarks race my_recipe.toml               an entry: two seeds of 1,080 CPU seconds
+python -m benchmarks race my_recipe.toml --budget 60   a rehearsal, judged on validation alone
+python -m benchmarks ladder --budget 300               one change a rung, from classic to ours
+python -m benchmarks board ENTRY.json                  checks an entry and adds it to the board
+python -m benchmarks board                             prints the board
 """
 
 from __future__ import annotations
 
-import gzip
-import itertools
-import json
-import lzma
+import argparse
+import math
 import os
+import re
+import shutil
+import statistics
+import subprocess
 import sys
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import torch
-from filelock import FileLock
-from torch import nn
-from transformers import AutoTokenizer
+from filelock import FileLock, Timeout
+from torch.nn import functional as F
+from transformers import AutoModelForCausalLM, AutoTokenizer
+from transformers.utils import logging
 
-from benchmarks.pretraining import BOARD, load
-from benchmarks.timing import artifact
+from benchmarks import race_corpus, race_entry, race_train, yardsticks
+from benchmarks import race_rules as rules
+from benchmarks.race_recipe import Entrant, read_entrant
 from course.checkout import clean_commit, commit
-from stages import evaluation
-from stages import tokenizer as tokenizers
-from stages import tokens as token_store
-from stages.corpus import read_texts
-from stages.recipe import Recipe, build_model, make_optimizers, share_of_rate
-from stages.tokens import Loader, open_store, split_rows
-from utils import artifacts
-from utils.errors import CourseError, build_folder
-from utils.machine import machine_facts
+from stages import checkpoints, evaluation
+from stages.recipe import Recipe
+from utils.artifacts import read_json, write_json
+from utils.errors import ROOT, CourseError, build_folder
+from utils.machine import choose_dtype, machine_facts
 
-WINDOWS, WARM, MEASURED = 768, 8, 20
-
-
-def windows(name: str = "test", count: int = WINDOWS) -> list[str]:
-    """Blocks of a split as texts, in the order of the file: those that come last in the order of training.
-
-    Of `test`, packages that nobody trained on; of `train`, blocks that no race comes to.
-    """
-    tokens = artifact("tokens", "laptop")
-    tokenizer = AutoTokenizer.from_pretrained(tokens.with_name("tokenizer"))
-    split = open_store(tokens, tokenizer)[name]
-    rows = np.sort(Loader(split, 1, 42).rows_at(len(split) - 1 - np.arange(count)))
-    said = (tokenizer.decode(row[1:]) for row in split.gather(rows))
-    return [
-        text.replace("\ufffd", "?").replace(tokenizer.eos_token, "\n")
-        for text in said
-    ]
-
-
-def yardsticks(texts: list[str]) -> dict[str, float]:
-    """Bits per byte of general compressors, all the texts as one stream."""
-    import zstandard
-
-    data = "".join(texts).encode()
-    sizes = {
-        "gzip -9": gzip.compress(data, 9),
-        "zstd -19": zstandard.compress(data, 19),
-        "xz -9e": lzma.compress(data, preset=9 | lzma.PRESET_EXTREME),
-    }
-    return {
-        name: round(len(packed) * 8 / len(data), 4)
-        for name, packed in sizes.items()
-    }
+LADDER = ROOT / "launch" / "recipes" / "race"
 
 
 def bits_per_byte(
-    model: Any, tokenizer: Any, texts: list[str], block: int, low: bool
+    model: Any, tokenizer: Any, pieces: list[str], recipe: Recipe
 ) -> float:
-    """Of a model and its own tokenizer on these texts, each by itself behind an end token."""
-    end, total = tokenizer.eos_token_id, 0.0
+    """Of a model on these pieces, each by itself behind an end token."""
+    total = 0.0
     model.eval()
-    with torch.no_grad(), torch.autocast("cpu", torch.bfloat16, enabled=low):
-        for text in texts:
-            ids = [end, *tokenizer(text)["input_ids"]]
+    narrow = recipe.precision == "bfloat16"
+    block = recipe.block or race_corpus.BLOCK
+    with torch.no_grad(), torch.autocast("cpu", torch.bfloat16, enabled=narrow):
+        for piece in pieces:
+            ids = [tokenizer.eos_token_id, *tokenizer(piece)["input_ids"]]
             for first in range(0, len(ids) - 1, block):
-                row = torch.tensor([ids[first : first + block + 1]])
-                total += float(model(**split_rows(row), use_cache=False).loss) * (
-                    row.shape[1] - 1
-                )
-    size = sum(len(text.encode()) for text in texts)
+                row = torch.tensor(ids[first : first + block + 1])
+                scores = model(row[None, :-1], use_cache=False).logits[0]
+                loss = F.cross_entropy(scores.float(), row[1:], reduction="sum")
+                total += float(loss)
+    size = sum(len(piece.encode()) for piece in pieces)
     return evaluation.bits_per_byte(total, 1, size)
 
 
-def cpu_time() -> float:
-    """CPU seconds of this process and of those it has waited for: compilers count too."""
+def judge(folder: Path, recipe: Recipe, pieces: list[str]) -> float:
+    """Bits per byte of the model that a run has left."""
+    path = checkpoints.newest_checkpoint(folder)
+    tokenizer = AutoTokenizer.from_pretrained(path)
+    logging.disable_progress_bar()
+    model = AutoModelForCausalLM.from_pretrained(path, dtype=torch.float32)
+    return round(bits_per_byte(model, tokenizer, pieces, recipe), 4)
+
+
+def waited_seconds() -> float:
+    """CPU seconds of the processes that this one has started and waited for."""
     spent = os.times()
-    return spent.user + spent.system + spent.children_user + spent.children_system
+    return spent.children_user + spent.children_system
 
 
-def train_for(recipe: Recipe, budget: float) -> dict[str, Any]:
-    """Train for so many CPU seconds; the number of steps comes from the speed of the first ones."""
-    torch.set_num_threads(1)
-    tokenizer = AutoTokenizer.from_pretrained(recipe.tokenizer)
-    split = open_store(Path(recipe.tokens), tokenizer)["train"]
-    block, low = split.header["block"], recipe.precision != "float32"
-    model = build_model(recipe, tokenizer)
-    optimizers, run = (
-        make_optimizers(model, recipe),
-        torch.compile(model) if recipe.compile else model,
-    )
-    known: Recipe | None = None
-    loader, steps, begun = (
-        iter(Loader(split, recipe.rows, recipe.seed)),
-        10**9,
-        cpu_time(),
-    )
-    for step in itertools.count():
-        if step == WARM:
-            marked = cpu_time()
-        if step == WARM + MEASURED:
-            each = (cpu_time() - marked) / MEASURED
-            steps = step + max(1, round((budget - (cpu_time() - begun)) / each))
-            known = recipe.change(steps=steps)
-        if step >= steps:
-            break
-        share = (
-            min(1, (step + 1) / 40) if known is None else share_of_rate(step, known)
-        )
-        with torch.autocast("cpu", torch.bfloat16, enabled=low):
-            loss = run(**split_rows(next(loader)), use_cache=False).loss
-        loss.backward()
-        nn.utils.clip_grad_norm_(model.parameters(), recipe.clip)
-        for optimizer in optimizers:
-            for group in optimizer.param_groups:
-                group["lr"] = group["full_rate"] * share
-            optimizer.step()
-            optimizer.zero_grad()
-    spent = cpu_time() - begun
-    bits = {
-        name: round(bits_per_byte(model, tokenizer, windows(name), block, low), 4)
-        for name in ("test", "train")
-    }
-    return {
-        "bits_per_byte": bits["test"],
-        "bits_per_byte_same_packages": bits["train"],
-        "cpu_seconds": round(spent),
-        "steps": steps,
-        "tokens": steps * recipe.rows * block,
-        "tokens_per_second": round(recipe.rows * block / each),
-    }
+def start_child(folder: Path, env: dict[str, str]) -> int:
+    """Train in a process of its own until it ends; its exit status."""
+    command = [sys.executable, "-m", "benchmarks.race_train", str(folder)]
+    return subprocess.run(command, cwd=ROOT, env=env).returncode
 
 
-def classic_store() -> dict[str, str]:
-    """The store of the classic recipe: 32,768 tokens under GPT-2's rule, made once."""
-    folder = build_folder() / "scratch" / "classic"
-    if not (folder / "tokens").exists():
-        texts = list(read_texts(artifact("corpus", "laptop"), "train"))
-        tokenizer = tokenizers.train_bpe(
-            texts[::4], 32_768, tokenizers.PATTERNS["gpt2"]
-        )
-        tokenizer.save_pretrained(folder / "tokenizer")
-        with artifacts.sealed(folder / "tokens", {}) as place:
-            token_store.write_store(place, {"train": texts}, tokenizer, 256)
-    return {
-        "tokens": str(folder / "tokens"),
-        "tokenizer": str(folder / "tokenizer"),
-    }
+def run_seed(recipe: Recipe, folder: Path, budget: float) -> dict[str, Any]:
+    """Train one seed in a process of its own, or take up what it has left; what it took."""
+    result = read_json(folder / race_train.RESULT)
+    if result:
+        return result
+    folder.mkdir(parents=True, exist_ok=True)
+    facts = {"recipe": recipe.model_dump(mode="json"), "budget": budget}
+    write_json(folder / race_train.RUN, facts)
+    # Compiled anew each time: what another run has left would be time that nobody counts.
+    compiled = folder / "compiled"
+    shutil.rmtree(compiled, ignore_errors=True)
+    env = {**os.environ, "TORCHINDUCTOR_CACHE_DIR": str(compiled)}
+    env |= {"OMP_NUM_THREADS": "1", "TORCHINDUCTOR_COMPILE_THREADS": "1"}
+    env |= {"TOKENIZERS_PARALLELISM": "false"}
+    before = waited_seconds()
+    if start_child(folder, env):
+        what = f"the run of seed {recipe.seed} ended before its end"
+        fix = "mend what stands above, then the same command goes on"
+        raise CourseError(what, folder, fix)
+    result = read_json(folder / race_train.RESULT)
+    # What it has counted itself, or what the system has counted for it: the larger one.
+    seen = result["carried"] + waited_seconds() - before
+    result["cpu_seconds"] = max(result["cpu_seconds"], seen)
+    write_json(folder / race_train.RESULT, result)
+    shutil.rmtree(compiled, ignore_errors=True)
+    return result
 
 
-def without_places(recipe: dict[str, Any]) -> dict[str, Any]:
-    """A recipe without the folders of one machine."""
-    return {
-        k: v
-        for k, v in recipe.items()
-        if k not in ("tokens", "tokenizer", "folder")
-    }
+def folder_of(entrant: Entrant, budget: float) -> Path:
+    """Where an entrant's runs lie."""
+    plain = re.sub(r"\W+", "-", entrant.idea.lower()).strip("-")
+    name = f"{plain}-{entrant.hash[:8]}-{budget:g}"
+    return build_folder() / "race" / name
 
 
-def entry(name: str, recipe: Recipe, budget: float) -> dict[str, Any]:
-    """A row of the board."""
-    row = {
-        "idea": name,
-        "recipe": without_places(vars(recipe)),
-        **train_for(recipe, budget),
-        "commit": commit(),
-    }
-    print(json.dumps(row), flush=True)
-    return row
+def begin(folder: Path, entrant: Entrant, name: str) -> str:
+    """Write down what is begun; refuse to go on with a run of another commit."""
+    facts = {"recipe": entrant.hash, "corpus": rules.CORPUS, "rules": rules.VERSION}
+    facts |= {"commit": name}
+    known = read_json(folder / "begun.json")
+    if known and known != facts:
+        changed = next(key for key in facts if known.get(key) != facts[key])
+        what = f"this run began with another {changed}: {known.get(changed)}"
+        fix = "delete the folder to begin anew, or go back to that"
+        raise CourseError(what, folder, fix)
+    folder.mkdir(parents=True, exist_ok=True)
+    write_json(folder / "begun.json", facts)
+    return name
 
 
-def ideas(kind: str) -> dict[str, Callable[[], Recipe]]:
-    """The recipes of a race: name to recipe, made when its turn comes."""
-    base: dict[str, Any] = {"precision": "bfloat16"}
-
-    def change(**fields: Any) -> Callable[[], Recipe]:
-        return lambda: load("modern", "laptop", **{**base, **fields})
-
-    if kind == "race":
-        return {
-            "classic": lambda: load("classic", "laptop", **classic_store()),
-            "modern": change(),
-            "modern, width 160, longer cooldown": change(
-                cooldown=0.65,
-                model={
-                    "hidden_size": 160,
-                    "intermediate_size": 640,
-                    "num_attention_heads": 2,
-                },
-            ),
-            "modern, width 160, cooldown 0.85": change(
-                cooldown=0.85,
-                model={
-                    "hidden_size": 160,
-                    "intermediate_size": 640,
-                    "num_attention_heads": 2,
-                },
-            ),
-        }
-    gpt2 = {
-        "model_type": "gpt2",
-        "n_embd": 192,
-        "n_layer": 4,
-        "n_head": 3,
-        "n_positions": 256,
-    }
-    return {
-        "modern, as it is": change(),
-        "eager attention": change(attention="eager"),
-        "dropout 0.1 in attention": change(model={"attention_dropout": 0.1}),
-        "float32": change(precision="float32"),
-        "not compiled": change(compile=False),
-        "GPT-2's architecture": lambda: load(
-            "classic",
-            "laptop",
-            **base,
-            compile=True,
-            optimizer="muon",
-            attention="sdpa",
-            rate=6e-3,
-            schedule="trapezoid",
-            weight_decay=0.0,
-            rows=8,
-            model=gpt2,
-        ),
-        "AdamW for all": change(optimizer="adamw", rate=3e-3),
-        "cosine": change(schedule="cosine"),
-        "constant rate": change(schedule="constant"),
-        "vocabulary of 32,768": lambda: load(
-            "modern", "laptop", **{**base, **classic_store()}
-        ),
-        "4 rows a step": change(rows=4, micro=4),
-        "16 rows a step": change(rows=16, micro=16),
-        "width 128": change(
-            model={
-                "hidden_size": 128,
-                "intermediate_size": 512,
-                "num_attention_heads": 2,
-            }
-        ),
-        "width 256": change(
-            model={
-                "hidden_size": 256,
-                "intermediate_size": 1024,
-                "num_attention_heads": 4,
-            }
-        ),
-    }
-
-
-def main(kind: str, *names: str, seconds: float | None = None) -> None:
-    """Run a race, or some rows of it, and put them on the board, best first."""
-    budget = seconds or {"race": 1080.0, "ablations": 45.0}[kind]
-    chosen = {
-        name: make
-        for name, make in ideas(kind).items()
-        if not names or name in names
-    }
-    found = [entry(name, make(), budget) for name, make in chosen.items()]
-    with FileLock(
-        build_folder() / "leaderboard.lock"
-    ):  # several races may run at once
-        board = artifacts.read_json(BOARD) or {}
-        texts, near = windows("test"), windows("train")
-        old = [row for row in board.get(kind, []) if row["idea"] not in chosen]
-        board.update(
-            {
-                "what": "bits per byte on blocks of held-out packages, one thread, equal CPU seconds",
-                "command": "python -m benchmarks.race race; … ablations",
-                "machine": machine_facts(),
-                "yardsticks": yardsticks(texts),
-                "yardsticks_same_packages": yardsticks(near),
-                "bytes": sum(len(text.encode()) for text in texts),
-                kind: sorted([*old, *found], key=lambda row: row["bits_per_byte"]),
-            }
-        )
-        artifacts.write_json(BOARD, board)
-
-
-def record(folder: Path, results: Path = BOARD.parent) -> Path:
-    """Keep what a run of the engine logged: its recipe, curve, speed, memory and samples."""
-    lines = [
-        json.loads(line)
-        for line in (folder / "log.jsonl").read_text("utf-8").splitlines()
-    ]
-    kinds = {
-        kind: [
-            {k: v for k, v in line.items() if k != "kind"}
-            for line in lines
-            if line["kind"] == kind
-        ]
-        for kind in ("step", "validation", "sample")
-    }
-    thin = max(1, len(kinds["step"]) // 500)
-    speeds = sorted(line["tokens_per_second"] for line in kinds["step"])
-    used = sorted(line["utilization"] for line in kinds["step"])
-    path = results / f"pretraining-{folder.name}.json"
-    begun = artifacts.read_json(folder / "recipe.json")
-    begun["recipe"] = without_places(begun["recipe"])
-    artifacts.write_json(
-        path,
-        {
-            "command": f"python -m stages.training RECIPE folder={folder.name}",
-            "machine": machine_facts(),
-            "commit": commit(),
-            **begun,
-            "tokens_per_second": speeds[len(speeds) // 2],
-            "utilization": used[len(used) // 2],
-            "memory": max(
-                (line["memory"] for line in kinds["validation"]), default=None
-            ),
-            "steps": kinds["step"][::thin],
-            "validation": kinds["validation"],
-            "samples": kinds["sample"],
-        },
-    )
-    return path
-
-
-if __name__ == "__main__":
-    os.environ.update(OMP_NUM_THREADS="1", TORCHINDUCTOR_COMPILE_THREADS="1")
+def race(path: Path, budget: float | None = None) -> Path:
+    """Run an entrant with every seed and judge it; the path of its entry, or of its rehearsal."""
+    entrant = read_entrant(path)
+    rehearsal = budget is not None
+    if budget is not None and not 0 < budget < math.inf:
+        what = f"a budget of {budget} CPU seconds is none"
+        raise CourseError(what, "--budget", "a number above zero")
+    name = commit() if rehearsal else clean_commit()
+    budget = budget or rules.BUDGET
+    recipe = decide_precision(entrant.recipe)
+    entrant = Entrant(entrant.idea, recipe, entrant.pattern)
+    folder = folder_of(entrant, budget)
+    if rehearsal:
+        folder = folder.with_name(f"rehearsal-{folder.name}")
+    corpus = race_corpus.open_corpus()
+    recipe = race_corpus.make_store(corpus, recipe, entrant.pattern)
+    lock = FileLock(folder.with_name(f".{folder.name}.lock"))
     try:
-        # Before the work, because its record may be of a commit only.
-        clean_commit()
+        with lock.acquire(timeout=0):
+            begin(folder, entrant, name)
+            runs = run_seeds(recipe, folder, budget)
+            judged = judge_runs(runs, folder, recipe, corpus, rehearsal)
+            facts = describe(entrant, name, budget, rehearsal, judged)
+            facts |= measure_compressors(recipe, corpus, runs[0], rehearsal)
+    except Timeout as error:
+        what = "another process runs this race in this folder"
+        raise CourseError(what, folder, "wait for it") from error
+    place = folder / "entry.json"
+    write_json(place, race_entry.seal_entry(facts))
+    return place
+
+
+def decide_precision(recipe: Recipe) -> Recipe:
+    """The recipe with what "auto" means here, which the entry then says."""
+    formats: tuple[str, ...] = ("float32", "bfloat16")
+    if recipe.precision in formats:
+        return recipe
+    if recipe.precision != "auto":
+        what = f"a processor does not train in {recipe.precision}"
+        raise CourseError(
+            what, "precision of the recipe", "one of float32, bfloat16"
+        )
+    dtype = str(choose_dtype("cpu").value)
+    return recipe.change(precision=dtype.removeprefix("torch."))
+
+
+def run_seeds(recipe: Recipe, folder: Path, budget: float) -> list[dict[str, Any]]:
+    """The runs of all seeds, one after the other."""
+    runs = []
+    for seed in rules.SEEDS:
+        place = folder / f"seed-{seed}"
+        own = recipe.change(seed=seed)
+        print(f"seed {seed}: {budget:g} CPU seconds", flush=True)
+        runs.append({"seed": seed, **run_seed(own, place, budget)})
+    return runs
+
+
+def judge_runs(
+    runs: list[dict[str, Any]],
+    folder: Path,
+    recipe: Recipe,
+    corpus: race_corpus.Corpus,
+    rehearsal: bool,
+) -> list[dict[str, Any]]:
+    """The runs with bits per byte: on validation, and on test only at the end of a real race."""
+    torch.set_num_threads(1)
+    splits = ["validation"] if rehearsal else ["validation", "test"]
+    judged = [{**run, "test": None} for run in runs]
+    for split in splits:
+        pieces = race_corpus.pieces_of(corpus, split)
+        for run in judged:
+            place = folder / f"seed-{run['seed']}"
+            run[split] = judge(place, recipe, pieces)
+            print(f"seed {run['seed']}: {run[split]} on {split}", flush=True)
+    return judged
+
+
+def describe(
+    entrant: Entrant,
+    name: str,
+    budget: float,
+    rehearsal: bool,
+    runs: list[dict[str, Any]],
+) -> dict[str, Any]:
+    """What an entry says besides the compressors."""
+    fields = race_entry.RunFacts.model_fields
+    kept = []
+    for run in runs:
+        values = {field: run[field] for field in fields}
+        for field in ("cpu_seconds", "start_seconds", "tokens_per_second"):
+            values[field] = round(run[field], 1)
+        kept.append(values)
+    test = None
+    if not rehearsal:
+        test = round(statistics.mean(run["test"] for run in runs), 4)
+    return {
+        "rules": rules.VERSION,
+        "idea": entrant.idea,
+        "rehearsal": rehearsal,
+        "budget": budget,
+        "corpus": rules.CORPUS,
+        "recipe": entrant.facts(),
+        "pattern": entrant.pattern,
+        "recipe_hash": entrant.hash,
+        "machine": machine_facts(),
+        "commit": name,
+        "runs": kept,
+        "validation": round(statistics.mean(run["validation"] for run in runs), 4),
+        "test": test,
+    }
+
+
+def measure_compressors(
+    recipe: Recipe, corpus: race_corpus.Corpus, run: dict[str, Any], rehearsal: bool
+) -> dict[str, Any]:
+    """The compressors on the bytes that were judged, primed with what a run of that seed has read."""
+    split = "validation" if rehearsal else "test"
+    judged = "".join(race_corpus.pieces_of(corpus, split)).encode()
+    tokenizer = AutoTokenizer.from_pretrained(recipe.tokenizer)
+    read = race_corpus.text_read(recipe, tokenizer, run["seed"], run["steps"])
+    bits = yardsticks.measure(judged, read)
+    return {"judged_on": split, "bytes": len(judged), "compressors": bits}
+
+
+def climb(budget: float) -> None:
+    """Every rung of the ladder on validation, and the ladder on the board."""
+    name = clean_commit()
+    rows = []
+    for path in sorted(LADDER.glob("[0-9]*.toml")):
+        entry = read_json(race(path, budget))
+        keys = ("idea", "validation", "runs", "recipe", "pattern")
+        rows.append({key: entry[key] for key in keys})
+        print(f"{entry['validation']:.4f}  {entry['idea']}", flush=True)
+    ladder = {"budget": budget, "commit": name, "machine": machine_facts()}
+    board = race_entry.read_board()
+    board["ladder"] = {**ladder, "corpus": rules.CORPUS, "rungs": rows}
+    write_json(race_entry.BOARD, board)
+
+
+def show_entry(path: Path) -> None:
+    """What came of a race, in lines of text."""
+    entry = read_json(path)
+    split = entry["judged_on"]
+    kind = "a rehearsal" if entry["rehearsal"] else "an entry"
+    print(f"{entry['idea']}: {entry[split]:.4f} bits per byte on {split}, {kind}")
+    for way, bits in entry["compressors"].items():
+        best = min(bits, key=bits.__getitem__)
+        ratio = entry[split] / bits[best]
+        print(
+            f"  {ratio:.3f} of the best {way} compressor, {best} {bits[best]:.4f}"
+        )
+    print(path)
+
+
+def command(arguments: list[str]) -> int:
+    """`race`, `ladder` or `board`; 1 and a plain message where something is refused."""
+    parser = argparse.ArgumentParser(prog="python -m benchmarks")
+    actions = parser.add_subparsers(dest="action", required=True)
+    action = actions.add_parser("race")
+    action.add_argument("recipe", type=Path)
+    action.add_argument("--budget", type=float)
+    action = actions.add_parser("ladder")
+    action.add_argument("--budget", type=float, default=300.0)
+    action = actions.add_parser("board")
+    action.add_argument("entries", type=Path, nargs="*")
+    options = parser.parse_args(arguments)
+    try:
+        if options.action == "race":
+            show_entry(race(options.recipe, options.budget))
+        elif options.action == "ladder":
+            climb(options.budget)
+        else:
+            for path in options.entries:
+                race_entry.admit(path)
+            print(race_entry.format_board(race_entry.read_board()))
     except CourseError as error:
-        sys.exit(str(error))
-    if sys.argv[1] == "record":
-        print(record(Path(sys.argv[2])))
-    else:
-        main(sys.argv[1], *sys.argv[2:])
+        print(error, file=sys.stderr)
+        return 1
+    except KeyboardInterrupt:
+        print("interrupted; the same command goes on", file=sys.stderr)
+        return 130
+    return 0

@@ -994,7 +994,7 @@ def test_tensorboard_holds_the_same_figures(recipe: Recipe) -> None:
 
 
 def test_a_recorded_run_says_what_made_it(calm: Recipe, tmp_path: Path) -> None:
-    from benchmarks.race import record
+    from benchmarks.record import record
 
     record_of_run = json.loads(record(calm.place("folder"), tmp_path).read_text())
     assert [line["step"] for line in record_of_run["steps"]] == list(range(1, 13))

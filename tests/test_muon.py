@@ -1,0 +1,120 @@
+"""The batched Muon does what torch's does, in whatever batch a matrix stands."""
+
+import pytest
+import torch
+
+from benchmarks import muon
+from benchmarks.muon import ROUNDS, BatchedMuon, orthogonalize
+
+SHAPES = [(8, 8), (32, 8), (8, 32), (8, 12), (8, 8), (12, 8)]
+
+
+def parameters(seed=0):
+    torch.manual_seed(seed)
+    return [torch.nn.Parameter(torch.randn(shape)) for shape in SHAPES]
+
+
+def steps(optimizer, weights, count, seed=1):
+    torch.manual_seed(seed)
+    for _ in range(count):
+        for weight in weights:
+            weight.grad = torch.randn(weight.shape)
+        optimizer.step()
+
+
+def by_hand(matrix):
+    """The rounds as they are written down, one matrix, float64."""
+    x = matrix.double()
+    x = x.T if x.shape[0] > x.shape[1] else x
+    x = x / x.norm()
+    for a, b, c in ROUNDS:
+        gram = x @ x.T
+        x = a * x + (b * gram + c * gram @ gram) @ x
+    return x.T if matrix.shape[0] > matrix.shape[1] else x
+
+
+@pytest.mark.parametrize("shape", [(8, 8), (8, 12), (8, 16), (8, 64), (1, 5)])
+def test_a_batch_is_orthogonalized_as_each_matrix_by_hand(shape):
+    torch.manual_seed(0)
+    batch = torch.randn(3, *shape)
+    wanted = torch.stack([by_hand(matrix) for matrix in batch])
+    torch.testing.assert_close(
+        orthogonalize(batch).double(), wanted, rtol=1e-4, atol=1e-5
+    )
+
+
+def test_wide_and_square_ways_agree_where_values_are_tiny():
+    torch.manual_seed(0)
+    left, right = (
+        torch.linalg.qr(torch.randn(8, 8))[0],
+        torch.linalg.qr(torch.randn(64, 8))[0],
+    )
+    matrix = left @ torch.diag(torch.logspace(0, -5, 8)) @ right.T
+    torch.testing.assert_close(
+        orthogonalize(matrix[None])[0].double(),
+        by_hand(matrix),
+        rtol=1e-2,
+        atol=1e-3,
+    )
+
+
+def test_a_gradient_of_zeros_moves_nothing():
+    assert not orthogonalize(torch.zeros(2, 4, 16)).any()
+    assert not orthogonalize(torch.zeros(2, 4, 4)).any()
+
+
+@pytest.mark.parametrize("decay", [0.0, 0.1])
+def test_many_steps_lead_where_torchs_lead(decay):
+    ours, theirs = parameters(), parameters()
+    facts = {"lr": 0.02, "weight_decay": decay}
+    steps(BatchedMuon(ours, **facts), ours, 5)
+    steps(torch.optim.Muon(theirs, **facts), theirs, 5)
+    start = parameters()
+    for one, two, old in zip(ours, theirs, start):
+        # Torch's rounds are of bfloat16, which has three digits.
+        moved = (two - old).norm()
+        assert (one - two).norm() < 0.03 * moved
+
+
+def test_one_goes_on_with_the_state_of_the_other():
+    ours, theirs = parameters(), parameters()
+    first = torch.optim.Muon(theirs, lr=0.02, weight_decay=0.0)
+    steps(first, theirs, 2)
+    second = BatchedMuon(ours, lr=0.02, weight_decay=0.0)
+    with torch.no_grad():
+        for one, two in zip(ours, theirs):
+            one.copy_(two)
+    for one, two in zip(ours, theirs):
+        second.state[one] = {
+            name: value.clone() for name, value in first.state[two].items()
+        }
+    steps(first, theirs, 1, seed=3)
+    steps(second, ours, 1, seed=3)
+    for one, two in zip(ours, theirs):
+        assert (one - two).abs().max() < 2e-3
+
+
+def test_what_has_no_gradient_stays_and_the_rate_is_the_groups():
+    weights = parameters()
+    before = [weight.detach().clone() for weight in weights]
+    optimizer = BatchedMuon(weights, lr=0.02, weight_decay=0.5)
+    weights[0].grad = torch.ones(8, 8)
+    optimizer.step()
+    moved = [not torch.equal(*pair) for pair in zip(weights, before)]
+    assert moved == [True] + [False] * 5
+    held = weights[0].detach().clone()
+    optimizer.param_groups[0]["lr"] = 0.0
+    optimizer.step()
+    assert torch.equal(weights[0], held)
+
+
+def test_a_vector_is_refused():
+    with pytest.raises(ValueError, match="for matrices"):
+        BatchedMuon([torch.nn.Parameter(torch.zeros(3))])
+
+
+def test_its_row_of_the_table(monkeypatch):
+    real = muon.matrices
+    monkeypatch.setattr(muon, "matrices", lambda width, layers: real(8, 1))
+    (row,) = muon.rows(repeats=1)
+    assert row["unit"] == "CPU ms" and row["ours"] > 0

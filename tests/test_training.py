@@ -40,6 +40,7 @@ from transformers import AutoTokenizer
 
 from conftest import POSIX
 from stages import checkpoints, training
+from stages import run as runs
 from stages.recipe import Recipe, build_model
 from stages.stand_in_hub import Handler, StandInHub
 from stages.tokens import Loader, open_store, permute, split_rows
@@ -117,7 +118,7 @@ def test_the_comparison_notices_other_rows(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     in_order = lambda self, places: places % len(self.split)
-    monkeypatch.setattr(training.Loader, "rows_at", in_order)
+    monkeypatch.setattr(Loader, "rows_at", in_order)
     pretrain(recipe)
     assert losses(recipe) != pytest.approx(losses(calm), abs=1e-3)
 
@@ -273,14 +274,14 @@ def test_precision_and_threads_are_chosen_once(
     twin = measured.change(folder=recipe.folder + "-twin")
     narrow = lambda device: Choice(torch.bfloat16, "as measured")
     wide = lambda device: Choice(torch.float32, "as measured today")
-    monkeypatch.setattr(training, "choose_dtype", narrow)
-    monkeypatch.setattr(training, "choose_threads", lambda fixed: Choice(1, ""))
+    monkeypatch.setattr(runs, "choose_dtype", narrow)
+    monkeypatch.setattr(runs, "choose_threads", lambda fixed: Choice(1, ""))
     pretrain(twin)
     with monkeypatch.context() as patch, pytest.raises(Killed):
         at_step(patch, 6, die)
         pretrain(measured)
-    monkeypatch.setattr(training, "choose_dtype", wide)
-    monkeypatch.setattr(training, "choose_threads", lambda fixed: Choice(2, ""))
+    monkeypatch.setattr(runs, "choose_dtype", wide)
+    monkeypatch.setattr(runs, "choose_threads", lambda fixed: Choice(2, ""))
     pretrain(measured)
     assert losses(measured) == losses(twin)
     starts = [
@@ -428,7 +429,7 @@ def test_a_file_stops_a_run_too(
 ) -> None:
     file = tmp_path / "stop"
     with monkeypatch.context() as patch:
-        patch.setenv(training.STOP_FILE, str(file))
+        patch.setenv(runs.STOP_FILE, str(file))
         at_step(patch, 5, lambda step: file.touch())
         pretrain(recipe)
     assert checkpoint_names(recipe)[-1] == "checkpoint-000006"
@@ -540,7 +541,7 @@ def test_memory_that_ends_before_the_update_costs_nothing(
 def run_out_in_clipping(patch: pytest.MonkeyPatch, number: int) -> None:
     real = Step.clip_gradients
 
-    def clip(self: Step) -> float:
+    def clip(self: Step) -> torch.Tensor:
         norm = real(self)
         if self.taking == number:
             allocate_far_too_much()
@@ -608,7 +609,7 @@ def test_states_that_the_machine_cannot_hold_end_the_run(
     limits = resource.getrlimit(resource.RLIMIT_AS)
     real = Step.apply
 
-    def apply(self: Step, share: float, norm: float) -> None:
+    def apply(self: Step, share: float, norm: torch.Tensor) -> None:
         size = int(Path("/proc/self/statm").read_text().split()[0]) * os.sysconf(
             "SC_PAGE_SIZE"
         )
@@ -834,10 +835,11 @@ def test_ranks_agree_on_what_the_first_one_measured(
     script = tmp_path / "ranks.py"
     script.write_text(
         "import os, sys, torch\n"
+        "from stages import run as runs\n"
         "from stages import training\n"
         "from utils.errors import Choice\n"
         "mine = torch.bfloat16 if os.environ['RANK'] == '0' else torch.float32\n"
-        "training.choose_dtype = lambda device: Choice(mine, '')\n"
+        "runs.choose_dtype = lambda device: Choice(mine, '')\n"
         "real = training.advance\n"
         "def advance(run, step):\n"
         "    assert step.dtype == torch.bfloat16, (os.environ['RANK'], step.dtype)\n"

@@ -38,6 +38,14 @@ SHARDS = "optimizer"
 PROGRESS = "progress.json"
 
 
+def weight_tensors(model: Any) -> Tensors:
+    """The weights of a model; one that has two names is there once."""
+    tensors = model.state_dict()
+    for name in model.all_tied_weights_keys:
+        tensors.pop(name)
+    return tensors
+
+
 def state_tensors(optimizers: list[Any]) -> Tensors:
     """The tensors of optimizers' states, by number of optimizer, number of parameter, and name."""
     tensors = {}
@@ -82,7 +90,7 @@ def prepare_checkpoint(
     """
     target = folder / f"checkpoint-{progress['step']:06}"
     progress = dict(progress)
-    weights = gather_to_first(model.state_dict())
+    weights = gather_to_first(weight_tensors(model))
     state = state_tensors(optimizers)
     sharded = is_sharded(model)
     first = bool(weights)
@@ -160,10 +168,9 @@ def entries_of(folder: Path, of_state: bool) -> dict[str, Any]:
 
 def load_checkpoint(path: Path, model: Any, optimizers: list[Any]) -> Any:
     """Put weights and optimizer states back, each rank its shard; returns the progress."""
-    own = model.state_dict()
+    own = weight_tensors(model)
     saved = entries_of(path, of_state=False)
     for name in model.all_tied_weights_keys:
-        own.pop(name)
         saved.pop(name, None)
     shapes = {(name, tensor.shape) for name, tensor in own.items()}
     others = shapes ^ {(name, entry.size) for name, entry in saved.items()}

@@ -57,10 +57,11 @@ def chunk_loss(model: Any, size: int) -> None:
     """Let a model compute its loss `size` tokens at a time; without labels it gives logits as ever."""
     usual = model.forward
 
-    def forward(labels: Any = None, shift_labels: Any = None, **inputs: Any) -> Any:
+    def forward(*ids: Any, shift_labels: Any = None, **inputs: Any) -> Any:
         if shift_labels is None:
-            return usual(labels=labels, **inputs)
-        hidden = model.base_model(**inputs).last_hidden_state.flatten(0, 1)
+            return usual(*ids, **inputs)
+        inputs.pop("labels")
+        hidden = model.base_model(*ids, **inputs).last_hidden_state.flatten(0, 1)
         weight = model.get_output_embeddings().weight
         kind = hidden.device.type
         if torch.is_autocast_enabled(kind):

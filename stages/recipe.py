@@ -190,7 +190,7 @@ def build_model(recipe: Recipe, tokenizer: Any) -> Any:
     # GPT-2's class name says nothing of its loss, see lesson 09.
     model.loss_type = "ForCausalLM"
     if recipe.recompute:
-        model.gradient_checkpointing_enable({"use_reentrant": False})
+        model.activation_checkpointing_enable({"use_reentrant": False})
     return model
 
 

@@ -51,6 +51,7 @@ class Run:
         # The checkpoint that is being written while the training goes on.
         self.writer = ThreadPoolExecutor(max_workers=1)
         self.saving: Future | None = None
+        self.saving_step = 0
         # Processors talk to each other beside their GPUs, which nobody has to wait for then.
         self.hosts: Any = None
         self.savers: Any = None
@@ -209,6 +210,7 @@ class Run:
             self.folder, *parts, self.savers, copy=beside
         )
         self.saving = self.writer.submit(write)
+        self.saving_step = self.step
         if self.ends_here or not beside:
             self.finish_saving()
 
@@ -221,14 +223,16 @@ class Run:
         try:
             path = saving.result()
         except CourseError as error:
-            if self.ends_here:
+            # The last one must be there.
+            if self.ends_here and self.saving_step == self.step:
                 raise
-            what = f"no checkpoint at step {self.step}, the run goes on"
+            what = f"no checkpoint at step {self.saving_step}, the run goes on"
             tqdm.write(f"{what}: {error}")
         self.accelerator.wait_for_everyone()
         in_use = None
         if path and self.hub:
-            in_use = self.hub.push(path, wait=self.ends_here)
+            last = self.ends_here and self.saving_step == self.step
+            in_use = self.hub.push(path, wait=last)
         if path and self.is_main:
             checkpoints.drop_checkpoints(self.folder, self.recipe.keep, in_use)
 

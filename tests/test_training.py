@@ -397,6 +397,139 @@ def test_what_a_machine_decides_may_change(
     assert losses(recipe) == pytest.approx(losses(calm), abs=1e-4)
 
 
+def test_what_decides_nothing_of_a_run_may_change(
+    recipe: Recipe,
+    calm: Recipe,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    with monkeypatch.context() as patch, pytest.raises(Killed):
+        at_step(patch, 5, die)
+        pretrain(recipe)
+    other = {"evaluate_every": 3, "evaluate_rows": 8, "sample_every": 6}
+    pretrain(recipe.change(**other, prompts=["class "]))
+    assert losses(recipe) == losses(calm)
+    assert list(losses(recipe, "validation")) == [4, 6, 8, 9, 12]
+    assert [line["step"] for line in log_lines(recipe, "sample")] == [6, 12]
+
+
+# a late decision ----------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def at_the_top(recipe: Recipe, monkeypatch: pytest.MonkeyPatch) -> Recipe:
+    """A run whose rate is at its top until step 6, and which was killed behind step 4."""
+    with monkeypatch.context() as patch, pytest.raises(Killed):
+        at_step(patch, 5, die)
+        pretrain(recipe)
+    return recipe
+
+
+def test_how_long_a_run_is_may_be_decided_before_its_rate_falls(
+    at_the_top: Recipe,
+) -> None:
+    longer = at_the_top.change(steps=20, cooldown=0.25)
+    twin = longer.change(folder=at_the_top.folder + "-twin")
+    pretrain(twin)
+    pretrain(longer)
+    assert losses(longer) == losses(twin)
+    mine, theirs = weights(longer, 20), weights(twin, 20)
+    assert all(torch.equal(mine[name], theirs[name]) for name in theirs)
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        ({"steps": 20}, "steps 12, not 20"),
+        ({"cooldown": 0.1}, "cooldown 0.5, not 0.1"),
+    ],
+)
+def test_a_rate_that_falls_falls_to_its_end(
+    recipe: Recipe, change: dict[str, Any], message: str
+) -> None:
+    pretrain(recipe)
+    with pytest.raises(CourseError, match=message):
+        pretrain(recipe.change(**change))
+
+
+def test_a_cooldown_branches_into_another_folder(at_the_top: Recipe) -> None:
+    place = at_the_top.place("folder")
+    start = place / "checkpoint-000004"
+    before = {
+        path: path.read_bytes() for path in place.rglob("*") if path.is_file()
+    }
+    fields = {"steps": 8, "cooldown": 0.5, "folder": at_the_top.folder + "-branch"}
+    branch = at_the_top.change(**fields, start_from=str(start))
+    pretrain(branch)
+    assert list(losses(branch)) == [5, 6, 7, 8], "the first steps were the other's"
+    rates = [line["rate"] for line in log_lines(branch)]
+    assert rates == [1.0, 0.75, 0.5, 0.25]
+    after = {path: path.read_bytes() for path in place.rglob("*") if path.is_file()}
+    assert after == before
+    alone = branch.change(folder=at_the_top.folder + "-alone", start_from=None)
+    pretrain(alone)
+    assert losses(branch) == {n: losses(alone)[n] for n in range(5, 9)}
+
+
+def test_a_branch_of_nothing_and_one_of_another_run_are_refused(
+    at_the_top: Recipe,
+) -> None:
+    fields: dict[str, Any] = {"folder": at_the_top.folder + "-branch"}
+    fields["start_from"] = at_the_top.folder + "/checkpoint-000099"
+    with pytest.raises(CourseError, match="no checkpoint to start from"):
+        pretrain(at_the_top.change(**fields))
+    fields["start_from"] = at_the_top.folder + "/checkpoint-000004"
+    with pytest.raises(CourseError, match="rate 0.006, not 0.1"):
+        pretrain(at_the_top.change(**fields, rate=0.1))
+
+
+# saving beside the training -----------------------------------------------------------------------
+
+
+def test_a_checkpoint_is_written_while_the_training_goes_on(
+    recipe: Recipe, calm: Recipe, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The writing of step 4 waits until step 7 is taken: it still holds the weights of step 4."""
+    twin = recipe.change(folder=recipe.folder + "-twin", keep=None)
+    pretrain(twin)
+    gate = threading.Event()
+    real = checkpoints.save_file
+
+    def slow(tensors: dict[str, torch.Tensor], path: Path) -> None:
+        assert gate.wait(60)
+        real(tensors, path)
+
+    monkeypatch.setattr(checkpoints, "save_file", slow)
+    at_step(monkeypatch, 7, lambda step: gate.set())
+    pretrain(recipe.change(save_beside=True, keep=None))
+    assert losses(recipe) == losses(calm)
+    assert checkpoint_names(recipe) == checkpoint_names(twin)
+    for step in (4, 8, 12):
+        for name in (checkpoints.WEIGHTS, checkpoints.STATE, checkpoints.PROGRESS):
+            file = f"checkpoint-{step:06}/{name}"
+            mine = (recipe.place("folder") / file).read_bytes()
+            theirs = (twin.place("folder") / file).read_bytes()
+            # The log's size is that of the clock's digits.
+            assert mine == theirs or name == checkpoints.PROGRESS
+
+
+def test_a_disk_that_is_full_beside_the_training_costs_a_checkpoint(
+    recipe: Recipe,
+    calm: Recipe,
+    small_disk: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capfd: pytest.CaptureFixture,
+) -> None:
+    on_disk = recipe.change(folder=str(small_disk / "run"), save_beside=True)
+    at_step(monkeypatch, 6, lambda step: fill(small_disk))
+    at_step(monkeypatch, 11, lambda step: (small_disk / "ballast").unlink())
+    pretrain(on_disk)
+    assert "no checkpoint at step 8, the run goes on: the disk is full" in "".join(
+        capfd.readouterr()
+    )
+    assert losses(on_disk) == losses(calm)
+    assert checkpoint_names(on_disk) == ["checkpoint-000004", "checkpoint-000012"]
+
+
 def test_other_tokens_do_not_go_on(recipe: Recipe) -> None:
     pretrain(recipe)
     place = recipe.place("folder") / "recipe.json"

@@ -36,6 +36,8 @@ WEIGHTS = "model.safetensors"
 STATE = "optimizer.safetensors"
 SHARDS = "optimizer"
 PROGRESS = "progress.json"
+# What a model is used without.
+OF_TRAINING = [STATE, f"{SHARDS}/*", PROGRESS]
 
 
 def weight_tensors(model: Any) -> Tensors:
@@ -137,9 +139,16 @@ def write_shards(folder: Path | None, state: Tensors, group: Any) -> None:
     named = [folder]
     broadcast_object_list(named, src=0, group=group)
     place = str(named[0])
-    writer = distributed.HuggingFaceStorageWriter(place, save_distributed=True)
+    writer = distributed.HuggingFaceStorageWriter(
+        place,
+        save_distributed=True,
+    )
     try:
-        distributed.save(state, storage_writer=writer, process_group=group)
+        distributed.save(
+            state,
+            storage_writer=writer,
+            process_group=group,
+        )
     except CheckpointException as error:
         failures = [failure for failure, _ in error.failures.values()]
         raise failures[0] from error
@@ -147,21 +156,28 @@ def write_shards(folder: Path | None, state: Tensors, group: Any) -> None:
 
 def read_tensors(folder: Path, tensors: Tensors) -> None:
     """Fill tensors from the safetensors files of a folder: of a shard its own part is read."""
-    reader = distributed.HuggingFaceStorageReader(str(folder))
+    place = str(folder)
+    reader = distributed.HuggingFaceStorageReader(place)
     with warnings.catch_warnings():
         # Each rank reads for itself, and is warned of it.
         warnings.simplefilter("ignore", UserWarning)
-        distributed.load(tensors, storage_reader=reader, no_dist=True)
+        distributed.load(
+            tensors,
+            storage_reader=reader,
+            no_dist=True,
+        )
 
 
 def entries_of(folder: Path, of_state: bool) -> dict[str, Any]:
     """Sizes and types of the tensors in a folder's files: of an optimizer's state, or of a model."""
-    reader = distributed.HuggingFaceStorageReader(str(folder))
-    entries = reader.read_metadata().state_dict_metadata
+    place = str(folder)
+    reader = distributed.HuggingFaceStorageReader(place)
+    metadata = reader.read_metadata()
     chosen = {}
-    for name, entry in entries.items():
+    for name, entry in metadata.state_dict_metadata.items():
         # A state's names begin with the number of its optimizer.
-        if name.partition(".")[0].isdecimal() == of_state:
+        number, _, _ = name.partition(".")
+        if number.isdecimal() == of_state:
             chosen[name] = entry
     return chosen
 

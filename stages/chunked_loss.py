@@ -6,6 +6,7 @@ again. Here a chunk's logits become its loss and its gradient at once, and are f
 
 from __future__ import annotations
 
+import functools
 from typing import Any
 
 import torch
@@ -57,6 +58,7 @@ def chunk_loss(model: Any, size: int) -> None:
     """Let a model compute its loss `size` tokens at a time; without labels it gives logits as ever."""
     usual = model.forward
 
+    @functools.wraps(usual)
     def forward(*ids: Any, shift_labels: Any = None, **inputs: Any) -> Any:
         if shift_labels is None:
             return usual(*ids, **inputs)
@@ -67,7 +69,8 @@ def chunk_loss(model: Any, size: int) -> None:
         if torch.is_autocast_enabled(kind):
             narrow = torch.get_autocast_dtype(kind)
             hidden, weight = hidden.to(narrow), weight.to(narrow)
-        loss = ChunkedLoss.apply(hidden, weight, shift_labels.flatten(), size)
+        targets = shift_labels.flatten()
+        loss = ChunkedLoss.apply(hidden, weight, targets, size)
         return CausalLMOutput(loss=loss)
 
     check_head(model)

@@ -6,7 +6,7 @@ import contextlib
 import json
 import os
 import signal
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
 from datetime import timedelta
 from pathlib import Path
@@ -49,7 +49,7 @@ class Run:
         self.stop_file = Path(os.environ.get(STOP_FILE) or os.devnull)
         self.unwritten = b""
         # The checkpoint that is being written while the training goes on.
-        self.writer = ThreadPoolExecutor(max_workers=1)
+        self.writer = ThreadPoolExecutor(1, initializer=self.take_device)
         self.saving: Future | None = None
         self.saving_step = 0
         # Processors talk to each other beside their GPUs, which nobody has to wait for then.
@@ -131,6 +131,11 @@ class Run:
             raise KeyboardInterrupt
         self.asked = True
 
+    def take_device(self) -> None:
+        """Let a thread have this rank's GPU, and not the first one, for what it asks of it."""
+        if self.accelerator.device.type == "cuda":
+            torch.cuda.set_device(self.accelerator.device)
+
     def call_roll(self) -> None:
         """All ranks are here, and stop together if one of them was asked to."""
         asked = self.asked or (self.is_main and self.stop_file.is_file())
@@ -160,7 +165,9 @@ class Run:
                 path = checkpoints.newest_checkpoint(folder)
                 self.take_up(path, {"recipe": recipe, "tokens": tokens})
                 path = path or self.branch_off(tokens)
-        path, self.progress = broadcast_object_list([path, self.progress])
+        found = [path, self.progress]
+        broadcast_object_list(found)
+        path, self.progress = found
         return path
 
     def take_up(self, path: Path | None, facts: dict) -> None:
@@ -196,20 +203,27 @@ class Run:
         if not difference and old["tokens"] != tokens:
             difference = f"token store {old['tokens']!r}, not {tokens!r}"
         if difference:
-            what = f"the folder holds another run: {difference}"
-            fix = "choose another folder, or delete this one"
-            raise CourseError(what, self.folder, fix)
+            raise CourseError(
+                f"the folder holds another run: {difference}",
+                self.folder,
+                "choose another folder, or delete this one",
+            )
 
     def save(self, step: Any) -> None:
         """A checkpoint; a full disk costs this one and not the run, unless it is the last."""
         self.finish_saving()
         self.progress |= step.scale.progress()
-        parts = (step.model, step.optimizers, self.tokenizer, self.progress)
         beside = self.recipe.save_beside
         write = checkpoints.prepare_checkpoint(
-            self.folder, *parts, self.savers, copy=beside
+            self.folder,
+            step.model,
+            step.optimizers,
+            self.tokenizer,
+            self.progress,
+            group=self.savers,
+            copy=beside,
         )
-        self.saving = self.writer.submit(write)
+        self.saving = self.writer.submit(write) if beside else run_now(write)
         self.saving_step = self.step
         if self.ends_here or not beside:
             self.finish_saving()
@@ -257,3 +271,13 @@ class Run:
             if isinstance(value, (int, float)):
                 figures[f"{kind}/{name}"] = value
         self.accelerator.log(figures, step=self.step)
+
+
+def run_now(work: Callable[[], Path]) -> Future:
+    """Do something at once, in a form as if a thread had done it."""
+    done: Future = Future()
+    try:
+        done.set_result(work())
+    except CourseError as error:
+        done.set_exception(error)
+    return done

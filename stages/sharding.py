@@ -55,7 +55,11 @@ def fill(model: Any, weights: Tensors, device: torch.device) -> None:
     for name, shard in model.state_dict().items():
         if name in model.all_tied_weights_keys:
             continue
-        full = torch.empty(shard.shape, dtype=shard.dtype, device=device)
+        full = torch.empty(
+            shard.shape,
+            dtype=shard.dtype,
+            device=device,
+        )
         if weights:
             full.copy_(weights[name])
         # The first process's tensor: each gets its part of it.
@@ -69,7 +73,9 @@ def fill(model: Any, weights: Tensors, device: torch.device) -> None:
 
 def is_sharded(model: Any) -> bool:
     """Whether this process holds a part of a model only."""
-    return isinstance(next(model.parameters()), DTensor)
+    parameters = model.parameters()
+    parameter = next(parameters)
+    return isinstance(parameter, DTensor)
 
 
 def gather_to_first(tensors: Tensors) -> Tensors:

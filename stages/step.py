@@ -42,16 +42,20 @@ class LossScale:
     def update(self, bad: torch.Tensor) -> None:
         """Halve or double, on the device: nobody waits for it."""
         if self.used:
-            self.calm = (self.calm + 1) * (1 - bad)
-            grown = (self.calm == 2000).float()
-            self.value = self.value * (1 - bad / 2) * (1 + grown)
-            self.calm = self.calm * (1 - grown)
+            self.calm += 1
+            self.calm *= 1 - bad
+            grown = self.calm.eq(2000).float()
+            self.calm *= 1 - grown
+            self.value *= 1 - bad / 2
+            self.value *= 1 + grown
 
     def progress(self) -> dict[str, Any]:
         """What a run that goes on must know of it."""
         if not self.used:
             return {}
-        return {"loss_scale": (float(self.value), float(self.calm))}
+        value = float(self.value)
+        calm = float(self.calm)
+        return {"loss_scale": (value, calm)}
 
 
 class Step:
@@ -105,7 +109,8 @@ class Step:
         loss = self.compute_gradients(number)
         norm = self.clip_gradients()
         self.apply(share, norm)
-        return torch.stack([loss, norm])
+        figures = [loss, norm]
+        return torch.stack(figures)
 
     def compute_gradients(self, number: int) -> torch.Tensor:
         """Forward and backward; where memory runs out, again from the start in halves of the rows."""

@@ -47,10 +47,8 @@ def make_accelerator(recipe: Recipe) -> Any:
     cpu = cpu or not (torch.cuda.is_available() or torch.mps.is_available())
     trackers = recipe.log_to or None
     folder = recipe.place("folder")
-    # Gradients lie where they are exchanged; the tables of a model are the same on all ranks.
-    copies = DistributedDataParallelKwargs(
-        gradient_as_bucket_view=True, broadcast_buffers=False
-    )
+    # Gradients lie where they are exchanged, and not twice.
+    copies = DistributedDataParallelKwargs(gradient_as_bucket_view=True)
     accelerator = Accelerator(
         cpu=cpu,
         mixed_precision="no",

@@ -9,7 +9,6 @@ import sys
 from pathlib import Path
 
 import pytest
-import torch
 from small_runs import (  # noqa: F401
     calm,
     inputs,

@@ -29,7 +29,7 @@ from stages.recipe import Recipe, build_model
 from stages.run import Run
 from stages.step import LossScale, Step
 from stages.tokens import Loader, open_store, split_rows
-from stages.training import advance, begin, make_accelerator, pretrain
+from stages.training import begin, make_accelerator, pretrain
 from stages.training_callbacks import DivergenceCheck
 from utils.errors import CourseError
 
@@ -252,8 +252,11 @@ def test_a_model_that_chunks_still_writes(recipe: Recipe) -> None:
     model = build_model(recipe, tokenizer)
     row = torch.tensor([[1, 2, 3]])
     before = model(row).logits
+    how = {"max_new_tokens": 5, "do_sample": False, "pad_token_id": 0}
+    text = model.generate(row, **how)
     chunk_loss(model, 2)
     assert torch.equal(model(row).logits, before)
+    assert torch.equal(model.generate(row, **how), text)
 
 
 def test_a_head_that_does_more_than_multiply_is_not_cut(recipe: Recipe) -> None:

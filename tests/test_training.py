@@ -265,6 +265,46 @@ def test_dropout_goes_on_to_the_same_bits_too(
     assert losses(noisy) == losses(twin)
 
 
+ALL_AT_ONCE: list[dict[str, Any]] = [
+    {"precision": "bfloat16", "micro": 2},
+    {"precision": "auto", "micro": 1, "optimizer": "adamw", "recompute": True},
+    {
+        "precision": "bfloat16",
+        "loss_chunk": 40,
+        "save_beside": True,
+        "log_every": 3,
+    },
+]
+
+
+@pytest.mark.parametrize("changes", ALL_AT_ONCE)
+def test_whatever_a_recipe_asks_for_goes_on_to_the_same_bits(
+    recipe: Recipe, monkeypatch: pytest.MonkeyPatch, changes: dict[str, Any]
+) -> None:
+    check_resume(recipe.change(**changes), monkeypatch)
+
+
+@pytest.mark.slow
+def test_compiled_kernels_go_on_to_the_same_bits(
+    recipe: Recipe, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    check_resume(recipe.change(precision="bfloat16", compile=True), monkeypatch)
+
+
+def check_resume(plain: Recipe, monkeypatch: pytest.MonkeyPatch) -> None:
+    """With dropout besides: kill it, go on, and hold it to a run that nobody killed."""
+    noisy = plain.change(model={"attention_dropout": 0.3})
+    twin = noisy.change(folder=plain.folder + "-twin")
+    pretrain(twin)
+    with monkeypatch.context() as patch, pytest.raises(Killed):
+        at_step(patch, 7, die)
+        pretrain(noisy)
+    pretrain(noisy)
+    assert losses(noisy) == losses(twin)
+    mine, theirs = weights(noisy), weights(twin)
+    assert all(torch.equal(mine[name], theirs[name]) for name in theirs)
+
+
 def test_precision_and_threads_are_chosen_once(
     recipe: Recipe,
     monkeypatch: pytest.MonkeyPatch,

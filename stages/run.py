@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import json
 import os
+import re
 import signal
 from collections.abc import Callable, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
@@ -152,8 +153,10 @@ class Run:
                 self.hosts, seconds, wait_all_ranks=True
             )
         except Exception as error:
-            return str(error).partition("\n")[0]
-        return "all answer again"
+            named = re.search(r"Ranks? ([\d, ]+) failed", str(error))
+            if named:
+                return f"rank {named[1]}"
+        return "another rank"
 
     def find_checkpoint(self, tokens: str | None) -> Path | None:
         """The checkpoint to go on from; the first rank looks, and all take up what it finds."""

@@ -217,7 +217,7 @@ def plain_failures(run: Run, step: Step) -> Iterator[None]:
             raise CourseError(what, where, fix) from error
         if run.world == 1 or not is_of_exchange(error):
             raise
-        what = f"the exchange with other ranks failed: {run.find_missing()}"
+        what = f"{run.find_missing()} is gone, or silent for too long"
         fix = "look at that process's last words; the same command goes on from the last checkpoint"
         raise CourseError(what, f"step {number}, rank {step.rank}", fix) from error
 

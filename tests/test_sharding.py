@@ -132,9 +132,8 @@ def test_a_rank_that_is_lost_is_told_and_the_run_goes_on_later(
     both = recipe.change(shard=shard)
     done = run_script(LOST, both, tmp_path / "lost.py")
     assert done.returncode != 0
-    assert "the exchange with other ranks failed" in done.stderr
+    assert "is gone, or silent for too long" in done.stderr
     assert "step 6, rank 0" in done.stderr
-    assert "Traceback" not in done.stderr.split("the exchange with")[0][-200:]
     launch(both, start=torchrun(2))
     assert losses(both) == pytest.approx(losses(calm), abs=2e-3)
 

@@ -284,13 +284,6 @@ def test_whatever_a_recipe_asks_for_goes_on_to_the_same_bits(
     check_resume(recipe.change(**changes), monkeypatch)
 
 
-@pytest.mark.slow
-def test_compiled_kernels_go_on_to_the_same_bits(
-    recipe: Recipe, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    check_resume(recipe.change(precision="bfloat16", compile=True), monkeypatch)
-
-
 def check_resume(plain: Recipe, monkeypatch: pytest.MonkeyPatch) -> None:
     """With dropout besides: kill it, go on, and hold it to a run that nobody killed."""
     noisy = plain.change(model={"attention_dropout": 0.3})

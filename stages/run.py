@@ -168,7 +168,7 @@ class Run:
                 path = checkpoints.newest_checkpoint(folder)
                 self.take_up(path, {"recipe": recipe, "tokens": tokens})
                 path = path or self.branch_off(tokens)
-        found = [path, self.progress]
+        found: list[Any] = [path, self.progress]
         broadcast_object_list(found)
         path, self.progress = found
         return path

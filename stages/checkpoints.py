@@ -4,6 +4,8 @@
                                progress.json, manifest.json
 
 Each is a folder for `from_pretrained`, written aside, sealed and renamed: a kill leaves whole ones only.
+Of a sharded model each process writes its part of the optimizer's state, into `optimizer/`; any number
+of processes reads either form, each what it needs.
 """
 
 from __future__ import annotations
@@ -11,47 +13,39 @@ from __future__ import annotations
 import json
 import math
 import shutil
+import warnings
 from collections import defaultdict
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import torch
-from safetensors.torch import load_file, save_file
-from torch.distributed.tensor import DTensor, distribute_tensor
+from safetensors.torch import save_file
+from torch.distributed import broadcast_object_list
+from torch.distributed import checkpoint as distributed
+from torch.distributed.checkpoint.api import CheckpointException
+from torch.distributed.tensor import DTensor
 from tqdm import tqdm
 from transformers.utils import logging
 
+from stages.sharding import Tensors, gather_to_first, is_sharded
 from utils.artifacts import damage, read_json, read_manifest, sealed, write_json
 from utils.errors import CourseError
 
 WEIGHTS = "model.safetensors"
 STATE = "optimizer.safetensors"
+SHARDS = "optimizer"
 PROGRESS = "progress.json"
-Tensors = dict[str, torch.Tensor]
+# What a model is used without.
+OF_TRAINING = [STATE, f"{SHARDS}/*", PROGRESS]
 
 
-def shard(tensor: torch.Tensor, like: torch.Tensor) -> torch.Tensor:
-    """A copy of a tensor that all ranks have read; of this rank's shard only, if `like` is one."""
-    if isinstance(like, DTensor) and tensor.shape == like.shape:
-        mesh, places = like.device_mesh, like.placements
-        full = tensor.to(like.device)
-        tensor = distribute_tensor(full, mesh, places, src_data_rank=None)
-    # A view would keep the full tensor in memory, or the file that it was read from.
-    return tensor.clone()
-
-
-def gather_to_first(tensors: Tensors) -> Tensors:
-    """Full tensors in the first rank's main memory, {} on the others; all ranks must call."""
-    alone = not torch.distributed.is_initialized()
-    first = alone or torch.distributed.get_rank() == 0
-    full = {}
-    for name, tensor in tensors.items():
-        # One at a time: no device ever holds more than one of them in full.
-        if isinstance(tensor, DTensor):
-            tensor = tensor.full_tensor()
-        if first:
-            full[name] = tensor.detach().cpu().contiguous()
-    return full
+def weight_tensors(model: Any) -> Tensors:
+    """The weights of a model; one that has two names is there once."""
+    tensors = model.state_dict()
+    for name in model.all_tied_weights_keys:
+        tensors.pop(name)
+    return tensors
 
 
 def state_tensors(optimizers: list[Any]) -> Tensors:
@@ -67,14 +61,11 @@ def state_tensors(optimizers: list[Any]) -> Tensors:
 
 
 def restore_state(optimizers: list[Any], tensors: Tensors) -> None:
-    """Put such tensors back, each rank its shard of them."""
+    """Put such tensors back."""
     states: list[Any] = [defaultdict(dict) for _ in optimizers]
     for key, tensor in tensors.items():
         number, index, name = key.split(".", 2)
-        groups = optimizers[int(number)].param_groups
-        parameters = [p for group in groups for p in group["params"]]
-        own = shard(tensor, parameters[int(index)])
-        states[int(number)][int(index)][name] = own
+        states[int(number)][int(index)][name] = tensor
     for optimizer, state in zip(optimizers, states):
         optimizer.load_state_dict({**optimizer.state_dict(), "state": state})
 
@@ -82,40 +73,148 @@ def restore_state(optimizers: list[Any], tensors: Tensors) -> None:
 def save_checkpoint(
     folder: Path, model: Any, optimizers: list[Any], tokenizer: Any, progress: Any
 ) -> Path:
-    """Gather, write and seal the checkpoint of a step; all ranks must call, the first one writes."""
+    """Write and seal the checkpoint of a step; all ranks must call."""
+    return prepare_checkpoint(folder, model, optimizers, tokenizer, progress)()
+
+
+def prepare_checkpoint(
+    folder: Path,
+    model: Any,
+    optimizers: list[Any],
+    tokenizer: Any,
+    progress: Any,
+    group: Any = None,
+    copy: bool = False,
+) -> Callable[[], Path]:
+    """Take what a checkpoint holds, and give back a function that writes it; all ranks must call both.
+
+    With `copy` the function may run in a thread, while the training goes on.
+    """
     target = folder / f"checkpoint-{progress['step']:06}"
-    weights = gather_to_first(model.state_dict())
-    state = gather_to_first(state_tensors(optimizers))
-    if not weights:
-        return target
-    # A bar for each save would be many lines.
-    logging.disable_progress_bar()
-    with sealed(target, {"step": progress["step"]}) as aside:
+    progress = dict(progress)
+    weights = gather_to_first(weight_tensors(model))
+    state = state_tensors(optimizers)
+    sharded = is_sharded(model)
+    first = bool(weights)
+    if not sharded:
+        state = gather_to_first(state)
+    if copy:
+        weights = copy_all(weights)
+        state = copy_all(state)
+
+    def fill(aside: Path) -> None:
+        # A bar for each save would be many lines.
+        logging.disable_progress_bar()
         model.save_pretrained(aside, state_dict=weights)
         tokenizer.save_pretrained(aside)
-        save_file(state, aside / STATE)
+        if not sharded:
+            save_file(state, aside / STATE)
         write_json(aside / PROGRESS, progress)
-    return target
+
+    def write() -> Path:
+        if not first:
+            if sharded:
+                write_shards(None, state, group)
+            return target
+        with sealed(target, {"step": progress["step"]}) as aside:
+            if sharded:
+                write_shards(aside / SHARDS, state, group)
+            fill(aside)
+        return target
+
+    return write
+
+
+def copy_all(tensors: Tensors) -> Tensors:
+    """Copies in main memory, which the next step does not change."""
+    copies = {}
+    for name, tensor in tensors.items():
+        copy = tensor.detach().to("cpu", copy=True)
+        copies[name] = copy
+    return copies
+
+
+def write_shards(folder: Path | None, state: Tensors, group: Any) -> None:
+    """Write each rank's part of a state, into the folder that the first rank names."""
+    named = [folder]
+    broadcast_object_list(named, src=0, group=group)
+    place = str(named[0])
+    writer = distributed.HuggingFaceStorageWriter(
+        place,
+        save_distributed=True,
+    )
+    try:
+        distributed.save(
+            state,
+            storage_writer=writer,
+            process_group=group,
+        )
+    except CheckpointException as error:
+        failures = [failure for failure, _ in error.failures.values()]
+        raise failures[0] from error
+
+
+def read_tensors(folder: Path, tensors: Tensors) -> None:
+    """Fill tensors from the safetensors files of a folder: of a shard its own part is read."""
+    place = str(folder)
+    reader = distributed.HuggingFaceStorageReader(place)
+    with warnings.catch_warnings():
+        # Each rank reads for itself, and is warned of it.
+        warnings.simplefilter("ignore", UserWarning)
+        distributed.load(
+            tensors,
+            storage_reader=reader,
+            no_dist=True,
+        )
+
+
+def entries_of(folder: Path, of_state: bool) -> dict[str, Any]:
+    """Sizes and types of the tensors in a folder's files: of an optimizer's state, or of a model."""
+    place = str(folder)
+    reader = distributed.HuggingFaceStorageReader(place)
+    metadata = reader.read_metadata()
+    chosen = {}
+    for name, entry in metadata.state_dict_metadata.items():
+        # A state's names begin with the number of its optimizer.
+        number, _, _ = name.partition(".")
+        if number.isdecimal() == of_state:
+            chosen[name] = entry
+    return chosen
 
 
 def load_checkpoint(path: Path, model: Any, optimizers: list[Any]) -> Any:
     """Put weights and optimizer states back, each rank its shard; returns the progress."""
-    own = model.state_dict()
-    saved = load_file(path / WEIGHTS)
+    own = weight_tensors(model)
+    saved = entries_of(path, of_state=False)
     for name in model.all_tied_weights_keys:
-        own.pop(name)
         saved.pop(name, None)
     shapes = {(name, tensor.shape) for name, tensor in own.items()}
-    others = shapes ^ {(name, tensor.shape) for name, tensor in saved.items()}
+    others = shapes ^ {(name, entry.size) for name, entry in saved.items()}
     if others:
         what = f"the checkpoint is of another model: see {min(others)[0]}"
         fix = "take the recipe it was made with, or another folder"
         raise CourseError(what, path, fix)
-    with torch.no_grad():
-        for name, tensor in saved.items():
-            own[name].copy_(shard(tensor, own[name]))
-    restore_state(optimizers, load_file(path / STATE))
+    read_tensors(path, own)
+    place = path / SHARDS if (path / SHARDS).is_dir() else path
+    state = empty_state(optimizers, entries_of(place, of_state=True))
+    read_tensors(place, state)
+    restore_state(optimizers, state)
     return read_json(path / PROGRESS)
+
+
+def empty_state(optimizers: list[Any], entries: dict[str, Any]) -> Tensors:
+    """Tensors for the states of a checkpoint; of a sharded parameter's, this rank's shards."""
+    tensors = {}
+    for key, entry in entries.items():
+        number, index, _ = key.split(".", 2)
+        groups = optimizers[int(number)].param_groups
+        parameters = [p for group in groups for p in group["params"]]
+        like = parameters[int(index)].detach()
+        if isinstance(like, DTensor) and entry.size == like.shape:
+            tensors[key] = torch.empty_like(like)
+        else:
+            tensors[key] = torch.empty(entry.size, dtype=entry.properties.dtype)
+    return tensors
 
 
 def list_checkpoints(folder: Path) -> list[Path]:

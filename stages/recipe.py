@@ -23,6 +23,10 @@ from utils.errors import CourseError, build_folder
 # What may change when a run goes on: it concerns the machine, the disk and the screen.
 FREE = {"tokens", "tokenizer", "folder", "micro", "threads", "compile", "shard"}
 FREE |= {"save_every", "keep", "log_every", "log_to", "hub", "vocabulary", "block"}
+FREE |= {"evaluate_every", "evaluate_rows", "sample_every", "prompts", "start_from"}
+FREE |= {"recompute", "loss_chunk", "save_beside"}
+# What may change until the rate begins to fall.
+LATE = {"steps", "cooldown"}
 Schedule = Literal["trapezoid", "cosine", "linear", "constant"]
 
 
@@ -85,6 +89,8 @@ class Recipe(Plan):
     tokens: str = "artifacts/laptop/tokens"
     tokenizer: str = "artifacts/laptop/tokenizer"
     folder: str = Field("pretraining", min_length=1)
+    # A checkpoint of another run, with which an empty folder begins: a second cooldown, for instance.
+    start_from: str | None = None
     # What the tokens must be like, in tokens. None: as they are.
     vocabulary: PositiveInt | None = None
     block: PositiveInt | None = None
@@ -102,9 +108,13 @@ class Recipe(Plan):
     warmup: float = Field(0.02, ge=0, le=1)
     cooldown: float = Field(0.5, ge=0, le=1)
     # "auto": what the machine that begins the run is faster with.
-    precision: Literal["auto", "float32", "bfloat16"] = "auto"
+    precision: Literal["auto", "float32", "bfloat16", "float16"] = "auto"
     attention: Literal["sdpa", "eager", "flash_attention_2"] = "sdpa"
     compile: bool = False
+    # Activations of a layer are computed again in the backward pass, and not kept until then.
+    recompute: bool = False
+    # So many tokens have logits at a time. None: all of them have.
+    loss_chunk: PositiveInt | None = None
     # Weights, gradients and optimizer states are cut over the processes (FSDP).
     shard: bool = False
     # Of a CPU. None: measured when the run begins.
@@ -116,6 +126,8 @@ class Recipe(Plan):
     save_every: PositiveInt = 100
     # So many of the newest checkpoints; the best one is kept besides. None: all of them.
     keep: PositiveInt | None = 2
+    # Checkpoints are copied to main memory, and written while the training goes on.
+    save_beside: bool = False
     log_every: PositiveInt = 1
     log_to: list[Literal["tensorboard", "trackio", "wandb"]] = []
     # A private repository that checkpoints are pushed to.
@@ -177,6 +189,8 @@ def build_model(recipe: Recipe, tokenizer: Any) -> Any:
     model = AutoModelForCausalLM.from_config(config, attn_implementation=kind)
     # GPT-2's class name says nothing of its loss, see lesson 09.
     model.loss_type = "ForCausalLM"
+    if recipe.recompute:
+        model.activation_checkpointing_enable({"use_reentrant": False})
     return model
 
 
@@ -249,6 +263,22 @@ def make_optimizers(model: Any, recipe: Recipe) -> list[torch.optim.Optimizer]:
         for group in optimizer.param_groups:
             group["full_rate"] = group["lr"]
     return optimizers
+
+
+def find_difference(old: Recipe, new: Recipe, step: int) -> str:
+    """What a run that has taken so many steps may not change, as text; nothing if it can go on.
+
+    How long it is may be decided late: before the rate begins to fall, and not once it falls.
+    """
+    at_top = (
+        step == 0 or share_of_rate(step - 1, old) == share_of_rate(step, new) == 1
+    )
+    free = FREE | LATE if at_top else FREE
+    for name in type(new).model_fields:
+        theirs, ours = getattr(old, name), getattr(new, name)
+        if name not in free and theirs != ours:
+            return f"{name} {theirs!r}, not {ours!r}"
+    return ""
 
 
 def share_of_rate(step: int, recipe: Recipe) -> float:

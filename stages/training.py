@@ -12,11 +12,7 @@ from __future__ import annotations
 
 import ast
 import contextlib
-import json
-import math
 import os
-import random
-import signal
 import sys
 import time
 from collections.abc import Iterator
@@ -25,317 +21,23 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from accelerate import Accelerator
-from accelerate.utils import broadcast_object_list
-from accelerate.utils.memory import clear_device_cache, should_reduce_batch_size
-from filelock import FileLock, Timeout
-from torch.distributed.device_mesh import init_device_mesh
-from torch.distributed.fsdp import fully_shard
-from torch.distributed.tensor import DTensor
+from accelerate import Accelerator, DistributedDataParallelKwargs
+from accelerate.utils.memory import should_reduce_batch_size
 from tqdm import tqdm
 from transformers import AutoTokenizer
 
 from stages import checkpoints
 from stages import training_callbacks as callbacks
-from stages.recipe import FREE, Recipe, build_model, make_optimizers, share_of_rate
-from stages.tokens import Loader, Split, open_store, split_rows
-from utils.artifacts import plain_disk_errors, read_json, read_manifest, write_json
+from stages.chunked_loss import chunk_loss
+from stages.recipe import Recipe, build_model, share_of_rate
+from stages.run import Run
+from stages.sharding import make_sharded
+from stages.step import Step
+from stages.tokens import Split, open_store
+from utils.artifacts import read_manifest
 from utils.errors import CourseError, build_folder
 from utils.lesson import PUBLISHED_BY
-from utils.machine import choose_dtype, choose_threads, set_seed
-
-# The environment's name for a file that stops a run, politely, as soon as it is there.
-STOP_FILE = "COURSE_STOP_FILE"
-
-
-class Step:
-    """One update: gradients of a step's rows, clipped, and applied. All ranks take it together."""
-
-    def __init__(self, run: Run, model: Any, store: dict[str, Split]) -> None:
-        recipe, accelerator = run.recipe, run.accelerator
-        self.run = run
-        self.recipe = recipe
-        self.accelerator = accelerator
-        self.device = accelerator.device
-        self.rank = accelerator.process_index
-        self.world = accelerator.num_processes
-        self.ranks = {"rank": self.rank, "world": self.world}
-        self.model = model
-        self.optimizers = make_optimizers(model, recipe)
-        self.split = store["train"]
-        self.held_out = store["validation"]
-        self.dtype = getattr(torch, run.progress["precision"])
-        # Matrix products in the run's precision.
-        narrow = self.dtype != torch.float32
-        kind = self.device.type
-        self.autocast = partial(torch.autocast, kind, self.dtype, narrow)
-        self.micro = self.fit_micro(run.progress["micro"])
-        self.sharded = isinstance(next(model.parameters()), DTensor)
-        trained: Any = torch.compile(model) if recipe.compile else model
-        # Shards exchange their gradients by themselves, copies of a model by DDP.
-        self.trained = trained if self.sharded else accelerator.prepare(trained)
-        self.go_to(run.step)
-
-    def fit_micro(self, wanted: int) -> int:
-        """The largest number of rows up to `wanted` into which a rank's share can be cut evenly."""
-        share = self.recipe.rows // self.world
-        while share % wanted:
-            wanted -= 1
-        return wanted
-
-    def go_to(self, number: int) -> None:
-        """Let the next rows be those of this step."""
-        seed = self.recipe.seed
-        start = number * self.recipe.rows
-        loader = Loader(self.split, self.micro, seed, start, **self.ranks)
-        self.batches = iter(loader)
-
-    def take(self, number: int, share: float) -> tuple[float, float]:
-        """Step `number`, at a share of the full rate: the loss over all ranks, the gradients' norm."""
-        loss = self.compute_gradients(number)
-        norm = self.clip_gradients()
-        self.apply(share, norm)
-        return self.run.agree(loss), norm
-
-    def compute_gradients(self, number: int) -> torch.Tensor:
-        """Forward and backward; where memory runs out, again from the start in halves of the rows."""
-        while True:
-            try:
-                return self.forward_backward(number)
-            except Exception as error:
-                # Alone, one can try again; other ranks would wait for this one in an exchange.
-                alone = self.world == 1 and self.micro > 1
-                if not alone or not should_reduce_batch_size(error):
-                    raise
-            self.halve_micro(number)
-
-    def halve_micro(self, number: int) -> None:
-        """Halve the rows of a micro-batch; a step still has as many rows."""
-        self.model.zero_grad()
-        clear_device_cache(garbage_collection=True)
-        before = self.micro
-        self.micro = self.fit_micro(self.micro // 2)
-        what = f"out of memory: {self.micro} rows at once from here on"
-        tqdm.write(f"{what}, not {before}")
-        self.go_to(number)
-
-    def forward_backward(self, number: int) -> torch.Tensor:
-        """Gradients of the mean loss over this rank's rows of a step; returns that loss."""
-        noise = random.Random(f"{self.recipe.seed} {number} {self.rank}")
-        torch.manual_seed(noise.getrandbits(63))
-        pieces = self.recipe.rows // (self.world * self.micro)
-        total = torch.zeros((), device=self.device)
-        for piece in range(pieces):
-            rows = next(self.batches)
-            if self.device.type == "cuda":
-                rows = rows.pin_memory()
-            with self.exchange(last=piece == pieces - 1):
-                with self.autocast():
-                    parts = split_rows(rows.to(self.device, non_blocking=True))
-                    loss = self.trained(**parts, use_cache=False).loss / pieces
-                loss.backward()
-            total += loss.detach()
-        return total
-
-    def exchange(self, last: bool) -> Any:
-        """Let ranks exchange gradients behind the last piece of a step only."""
-        if self.sharded:
-            self.model.set_requires_gradient_sync(last)
-        elif not last:
-            return self.accelerator.no_sync(self.trained)
-        return contextlib.nullcontext()
-
-    def clip_gradients(self) -> float:
-        """Shorten the gradients, taken as one vector, to `clip`; returns how long they were."""
-        weights = self.model.parameters()
-        norm: Any = torch.nn.utils.clip_grad_norm_(weights, self.recipe.clip)
-        if self.sharded:
-            norm = norm.full_tensor()
-        return float(norm)
-
-    def apply(self, share: float, norm: float) -> None:
-        """Update the weights. The norm is the same on all ranks: all of them step, or none."""
-        for optimizer in self.optimizers:
-            for group in optimizer.param_groups:
-                group["lr"] = group["full_rate"] * share
-            if math.isfinite(norm):
-                optimizer.step()
-            optimizer.zero_grad()
-
-
-def shard_model(model: Any, device: str, world: int) -> None:
-    """Cut each layer's weights over the processes, and then the rest of the model's (FSDP2).
-
-    The model comes in main memory: a device holds one layer in full at a time, and never all.
-    """
-    mesh = init_device_mesh(device, (world,))
-    parts = model.modules()
-    layers = next(part for part in parts if isinstance(part, torch.nn.ModuleList))
-    for part in [*layers, model]:
-        fully_shard(part, mesh=mesh)
-
-
-class Run:
-    """A run's folder and where it stands: lock, checkpoints, log, a polite end."""
-
-    def __init__(self, recipe: Recipe, accelerator: Any, tokenizer: Any) -> None:
-        self.recipe = recipe
-        self.folder = recipe.place("folder")
-        self.tokenizer = tokenizer
-        self.accelerator = accelerator
-        self.is_main = accelerator.is_main_process
-        self.callbacks: list[Any] = []
-        self.hub: callbacks.HubPush | None = None
-        self.stopping = False
-        self.asked = False
-        self.stop_file = Path(os.environ.get(STOP_FILE) or os.devnull)
-        self.unwritten = b""
-        # What the machine that begins a run decides, it decides for all that go on with it.
-        precision: str = recipe.precision
-        if precision == "auto":
-            dtype = choose_dtype(accelerator.device.type).value
-            precision = str(dtype).removeprefix("torch.")
-        self.progress: dict[str, Any] = {
-            "step": 0,
-            "log_bytes": 0,
-            "precision": precision,
-            "threads": choose_threads(recipe.threads).value,
-            "micro": recipe.micro,
-        }
-
-    @property
-    def step(self) -> int:
-        """The number of steps that are done."""
-        return self.progress["step"]
-
-    @property
-    def ends_here(self) -> bool:
-        """Whether the run has taken its last step, or was asked to stop."""
-        if self.stopping:
-            return True
-        return self.step >= self.recipe.steps
-
-    def is_due(self, every: int | None) -> bool:
-        """Whether something that happens every so many steps, and at the end, happens now."""
-        if every is None:
-            return False
-        return self.ends_here or self.step % every == 0
-
-    @contextlib.contextmanager
-    def locked(self) -> Iterator[None]:
-        """Hold the folder, which two runs at once would spoil."""
-        lock = FileLock(self.folder.with_name(f".{self.folder.name}.lock"))
-        try:
-            if self.is_main:
-                with plain_disk_errors(self.folder):
-                    self.folder.mkdir(parents=True, exist_ok=True)
-                lock.acquire(timeout=0)
-            yield
-        except Timeout as error:
-            what = "another process trains in this folder"
-            fix = "wait for it, or choose another folder"
-            raise CourseError(what, self.folder, fix) from error
-        finally:
-            lock.release()
-
-    @contextlib.contextmanager
-    def stoppable(self) -> Iterator[None]:
-        """Take Ctrl-C and SIGTERM for a wish to stop."""
-        previous = {}
-        # Only the main thread may.
-        with contextlib.suppress(ValueError):
-            for kind in (signal.SIGINT, signal.SIGTERM):
-                previous[kind] = signal.signal(kind, self.stop)
-        try:
-            yield
-        finally:
-            for kind, handler in previous.items():
-                signal.signal(kind, handler)
-
-    def stop(self, *_: Any) -> None:
-        """Save after this step and leave; one process that is asked twice leaves at once."""
-        # To many, Ctrl-C comes twice: from the terminal, and from their launcher.
-        if self.asked and self.accelerator.num_processes == 1:
-            raise KeyboardInterrupt
-        self.asked = True
-
-    def agree(self, loss: torch.Tensor) -> float:
-        """The mean loss of all ranks; and they stop together, if one of them was asked to."""
-        asked = self.asked or (self.is_main and self.stop_file.is_file())
-        pair = torch.stack([loss, loss.new_tensor(asked)])
-        mean, wish = self.accelerator.reduce(pair, "mean").tolist()
-        self.stopping = wish > 0
-        return mean
-
-    def find_checkpoint(self, tokens: str | None) -> Path | None:
-        """The checkpoint to go on from; the first rank looks, and all take up what it finds."""
-        path = None
-        folder = self.folder
-        if self.is_main:
-            recipe = self.recipe.model_dump(mode="json")
-            with plain_disk_errors(folder):
-                path = checkpoints.newest_checkpoint(folder)
-                self.take_up(path, {"recipe": recipe, "tokens": tokens})
-        path, self.progress = broadcast_object_list([path, self.progress])
-        return path
-
-    def take_up(self, path: Path | None, facts: dict) -> None:
-        """Stand where a checkpoint of this run stands, and write down what the run is."""
-        place = self.folder / "recipe.json"
-        if path:
-            old = read_json(place) or facts
-            theirs = {**old["recipe"], "token store": old["tokens"]}
-            ours = {**facts["recipe"], "token store": facts["tokens"]}
-            for name, value in ours.items():
-                if name not in FREE and value != theirs.get(name):
-                    what = f"the folder holds another run: {name} {theirs.get(name)!r}, not {value!r}"
-                    fix = "choose another folder, or delete this one"
-                    raise CourseError(what, self.folder, fix)
-            self.progress |= read_json(path / checkpoints.PROGRESS)
-            # What was learned of the memory is kept, unless the recipe says otherwise by now.
-            if theirs["micro"] != ours["micro"]:
-                self.progress["micro"] = ours["micro"]
-        write_json(place, facts)
-
-    def save(self, step: Step) -> None:
-        """A checkpoint; a full disk costs this one and not the run, unless it is the last."""
-        path = None
-        parts = (step.model, step.optimizers, self.tokenizer, self.progress)
-        try:
-            path = checkpoints.save_checkpoint(self.folder, *parts)
-        except CourseError as error:
-            if self.ends_here:
-                raise
-            what = f"no checkpoint at step {self.step}, the run goes on"
-            tqdm.write(f"{what}: {error}")
-        self.accelerator.wait_for_everyone()
-        in_use = None
-        if path and self.hub:
-            in_use = self.hub.push(path, wait=self.ends_here)
-        if path and self.is_main:
-            checkpoints.drop_checkpoints(self.folder, self.recipe.keep, in_use)
-
-    def log(self, kind: str, **values: Any) -> None:
-        """One line in `log.jsonl`, and its figures for trackers; on a full disk it waits for the next."""
-        if not self.is_main:
-            return
-        line = {"kind": kind, "step": self.step, **values}
-        self.unwritten += json.dumps(line).encode() + b"\n"
-        with (self.folder / "log.jsonl").open("ab", buffering=0) as file:
-            # What lies behind is torn, or of steps that are taken again.
-            size = min(file.tell(), self.progress["log_bytes"])
-            file.truncate(size)
-            with contextlib.suppress(OSError):
-                if file.write(self.unwritten) == len(self.unwritten):
-                    size = file.tell()
-                    self.unwritten = b""
-            file.truncate(size)
-        self.progress["log_bytes"] = size
-        figures = {}
-        for name, value in values.items():
-            if isinstance(value, (int, float)):
-                figures[f"{kind}/{name}"] = value
-        self.accelerator.log(figures, step=self.step)
+from utils.machine import set_seed
 
 
 def make_accelerator(recipe: Recipe) -> Any:
@@ -345,8 +47,14 @@ def make_accelerator(recipe: Recipe) -> Any:
     cpu = cpu or not (torch.cuda.is_available() or torch.mps.is_available())
     trackers = recipe.log_to or None
     folder = recipe.place("folder")
+    # Gradients lie where they are exchanged, and not twice.
+    copies = DistributedDataParallelKwargs(gradient_as_bucket_view=True)
     accelerator = Accelerator(
-        cpu=cpu, mixed_precision="no", log_with=trackers, project_dir=folder
+        cpu=cpu,
+        mixed_precision="no",
+        log_with=trackers,
+        project_dir=folder,
+        kwargs_handlers=[copies],
     )
     what = find_misfit(recipe.rows, accelerator.num_processes)
     if what:
@@ -409,18 +117,21 @@ def check_tokens(run: Run, split: Split) -> None:
 def make_model(run: Run, block: int) -> Any:
     """The model of a run, on its device; cut over all of them, if the recipe says so."""
     recipe = run.recipe
-    model = build_model(recipe, run.tokenizer)
+    device = run.accelerator.device
+    build = partial(build_model, recipe, run.tokenizer)
+    if recipe.shard and run.world > 1:
+        dtype = getattr(torch, run.progress["precision"])
+        model = make_sharded(build, device, dtype, run.world)
+    else:
+        model = build().to(device)
     positions = getattr(model.config, "max_position_embeddings", block)
     if positions < block:
         what = f"blocks have {block} tokens, the model has {positions} positions"
         fix = f"set the model's positions to {block}"
         raise CourseError(what, "the recipe", fix)
-    device = run.accelerator.device
-    world = run.accelerator.num_processes
-    if recipe.shard and world > 1:
-        shard_model(model, device.type, world)
-        return model
-    return model.to(device)
+    if recipe.loss_chunk:
+        chunk_loss(model, recipe.loss_chunk)
+    return model
 
 
 def pretrain(recipe: Recipe) -> None:
@@ -432,6 +143,7 @@ def pretrain(recipe: Recipe) -> None:
         step = begin(run)
         while not run.ends_here:
             advance(run, step)
+        run.finish_saving()
         if run.hub:
             run.hub.wait()
         for tracker in accelerator.trackers:
@@ -473,23 +185,55 @@ def advance(run: Run, step: Step) -> None:
     recipe = run.recipe
     number = run.step
     share = share_of_rate(number, recipe)
-    try:
-        loss, norm = step.take(number, share)
-    except Exception as error:
-        if not should_reduce_batch_size(error):
-            raise
-        # Some weights may have moved and others not.
-        what = "memory ran out; all since the last checkpoint is lost"
-        where = f"step {number + 1}, {step.micro} rows at once"
-        fix = f"set micro={max(1, step.micro // 2)}, or take a smaller model"
-        raise CourseError(what, where, fix) from error
-    run.progress |= {"step": number + 1, "micro": step.micro}
-    seconds = time.perf_counter() - began
-    result = {"loss": loss, "norm": norm, "rate": share, "seconds": seconds}
+    with plain_failures(run, step):
+        figures = step.take(number, share)
+        run.progress |= {"step": number + 1, "micro": step.micro}
+        run.call_roll()
+        run.figures.add(figures, share, time.perf_counter() - began)
+        results = []
+        # Nothing is saved before somebody has looked whether it is any good.
+        if run.is_due(recipe.log_every) or run.is_due(recipe.save_every):
+            results = run.figures.read(run.accelerator)
     for callback in run.callbacks:
-        callback(run, step, result)
+        callback(run, step, results)
     if run.is_due(recipe.save_every):
         run.save(step)
+
+
+@contextlib.contextmanager
+def plain_failures(run: Run, step: Step) -> Iterator[None]:
+    """Say plainly that memory ran out, or that another process of the run is gone."""
+    number = run.step + 1
+    try:
+        yield
+    except CourseError:
+        raise
+    except Exception as error:
+        if should_reduce_batch_size(error):
+            # Some weights may have moved and others not.
+            what = "memory ran out; all since the last checkpoint is lost"
+            where = f"step {number}, {step.micro} rows at once"
+            fix = f"set micro={max(1, step.micro // 2)}, or take a smaller model"
+            raise CourseError(what, where, fix) from error
+        if run.world == 1 or not is_of_exchange(error):
+            raise
+        what = f"{run.find_missing()} is gone, or silent for too long"
+        fix = "look at that process's last words; the same command goes on from the last checkpoint"
+        raise CourseError(what, f"step {number}, rank {step.rank}", fix) from error
+
+
+def is_of_exchange(error: Exception) -> bool:
+    """Whether an error tells that another process is gone, or has been silent for too long."""
+    words = (
+        "gloo",
+        "NCCL",
+        "onnection closed",
+        "onnection reset",
+        "Timed out",
+        "Broken pipe",
+    )
+    kinds = (torch.distributed.DistError, RuntimeError)
+    return isinstance(error, kinds) and any(word in str(error) for word in words)
 
 
 def parse_changes(arguments: list[str]) -> dict:

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import math
+import statistics
 import sys
+import time
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import nullcontext
 from pathlib import Path
@@ -25,6 +27,38 @@ from utils.machine import fastest_of, memory_of
 Result = dict[str, float]
 
 
+class Figures:
+    """Loss and norm of the steps: kept on the device, and read some steps later, all at once.
+
+    To read a number is to wait until a device has computed it, and while it waits it is given no work.
+    """
+
+    def __init__(self) -> None:
+        self.unread: list[tuple[torch.Tensor, float]] = []
+        self.seconds = 0.0
+
+    def add(self, figures: torch.Tensor, share: float, seconds: float) -> None:
+        """Keep those of a step."""
+        self.unread.append((figures, share))
+        self.seconds += seconds
+
+    def read(self, accelerator: Any) -> list[Result]:
+        """What the unread steps were like; all ranks must call."""
+        began = time.perf_counter()
+        table = torch.stack([figures for figures, _ in self.unread])
+        losses = accelerator.reduce(table[:, 0].contiguous(), "mean")
+        pairs = torch.stack([losses, table[:, 1]], 1).tolist()
+        # The device has done by now what it was given.
+        seconds = self.seconds + time.perf_counter() - began
+        results = []
+        for (loss, norm), (_, share) in zip(pairs, self.unread):
+            result = {"loss": loss, "norm": norm, "rate": share}
+            results.append({**result, "seconds": seconds / len(pairs)})
+        self.unread.clear()
+        self.seconds = 0.0
+        return results
+
+
 class DivergenceCheck:
     """Ends a run that is lost, and says what to do."""
 
@@ -33,14 +67,19 @@ class DivergenceCheck:
         self.bad = 0
         self.lost = 0
 
-    def __call__(self, run: Any, step: Any, result: Result) -> None:
+    def __call__(self, run: Any, step: Any, results: list[Result]) -> None:
         """Count the steps in a row that say that a run is lost."""
-        loss = result["loss"]
-        finite = math.isfinite(result["norm"])
-        self.bad = 0 if finite else self.bad + 1
-        worst = self.guessing + 1
-        worse = loss > worst
-        self.lost = self.lost + 1 if worse else 0
+        # With a scale that is still to find, gradients overflow and nothing is wrong.
+        overflow = step.scale.used and results and float(step.scale.value) > 1
+        for result in results:
+            finite = overflow or math.isfinite(result["norm"])
+            self.bad = 0 if finite else self.bad + 1
+            worse = result["loss"] > self.guessing + 1
+            self.lost = self.lost + 1 if worse else 0
+            self.judge(run, result["loss"])
+
+    def judge(self, run: Any, loss: float) -> None:
+        """Stop if there were too many."""
         what = ""
         if self.lost == 20:
             what = f"the run diverged: a loss of {loss:.2f}, guessing has {self.guessing:.2f}"
@@ -51,19 +90,44 @@ class DivergenceCheck:
             raise CourseError(what, f"step {run.step}", fix)
 
 
+def matmul_rate(step: Any) -> float:
+    """The operations a second of this rank's matrix products: what utilization is measured against."""
+    size = 8192 if step.device.type == "cuda" else 1024
+    matrix = torch.ones(size, size, dtype=step.dtype, device=step.device)
+    # A GPU has computed a number when it is asked for it, and not before.
+    seconds = fastest_of(lambda: float((matrix @ matrix)[0, 0]), repeats=8)
+    return 2 * size**3 / seconds[0]
+
+
+def find_stragglers(rates: list[float]) -> str:
+    """Ranks that compute at less than 70% of the usual rate: all others wait for them.
+
+    >>> find_stragglers([100.0, 98.0, 50.0, 101.0])
+    'rank 2 computes at 51% of the rate of the others, who wait for it: a hot, shared or other card?'
+    """
+    usual = statistics.median(rates)
+    slow = []
+    for rank, rate in enumerate(rates):
+        if rate < 0.7 * usual:
+            slow.append(f"rank {rank} computes at {rate / usual:.0%}")
+    if not slow:
+        return ""
+    return f"{', '.join(slow)} of the rate of the others, who wait for it: a hot, shared or other card?"
+
+
 class StepLog:
     """Loss, norm, tokens a second and utilization: a line of the log, and a bar that stays one line."""
 
     def __init__(self, run: Any, step: Any) -> None:
-        # What utilization is measured against: the operations a second of a matrix product.
-        size = 8192 if step.device.type == "cuda" else 1024
-        matrix = torch.ones(size, size, dtype=step.dtype, device=step.device)
-        # A GPU has computed a number when it is asked for it, and not before.
-        seconds = fastest_of(lambda: float((matrix @ matrix)[0, 0]), repeats=8)
-        rate = 2 * size**3 / seconds[0] * step.world
+        mine = torch.tensor(matmul_rate(step), device=step.device)
+        rates = run.accelerator.gather(mine[None]).tolist()
+        stragglers = find_stragglers(rates)
+        # Processes of one CPU take turns, which says nothing.
+        if stragglers and run.is_main and step.device.type != "cpu":
+            tqdm.write(stragglers)
         block = step.split.header["block"]
         self.tokens = run.recipe.rows * block
-        self.utilization_of_token = flops_per_token(step.model, block) / rate
+        self.utilization_of_token = flops_per_token(step.model, block) / sum(rates)
         self.seconds: list[float] = []
         # None: hidden, unless somebody looks at a terminal. A page is none, and somebody looks at it.
         hidden = False if "ipykernel" in sys.modules else None
@@ -71,16 +135,17 @@ class StepLog:
         span = {"total": run.recipe.steps, "initial": run.step, "unit": "step"}
         self.bar = tqdm(**span, mininterval=1, disable=hidden)
 
-    def __call__(self, run: Any, step: Any, result: Result) -> None:
-        """Log a step if it is time to, and move the bar."""
+    def __call__(self, run: Any, step: Any, results: list[Result]) -> None:
+        """Log the last step if it is time to, and move the bar."""
         seconds = self.seconds
-        seconds.append(result["seconds"])
+        seconds += [result["seconds"] for result in results]
         if run.is_due(run.recipe.log_every):
             speed = len(seconds) * self.tokens / sum(seconds)
             used = speed * self.utilization_of_token
             seconds.clear()
-            run.log("step", **result, tokens_per_second=speed, utilization=used)
-            text = f"loss {result['loss']:.3f}, {speed:,.0f} tokens/s"
+            last = results[-1]
+            run.log("step", **last, tokens_per_second=speed, utilization=used)
+            text = f"loss {last['loss']:.3f}, {speed:,.0f} tokens/s"
             text += f", {used:.0%} of matmul"
             self.bar.set_postfix_str(text, refresh=False)
         self.bar.update()
@@ -112,7 +177,7 @@ def sum_losses(model: Any, loader: Loader, autocast: Any = nullcontext) -> Any:
     return total
 
 
-def evaluate(run: Any, step: Any, result: Result) -> None:
+def evaluate(run: Any, step: Any, results: list[Result]) -> None:
     """The mean loss over the tokens of held-out rows, the same on any number of ranks."""
     recipe = run.recipe
     if not run.is_due(recipe.evaluate_every) and not run.is_due(recipe.save_every):
@@ -134,7 +199,7 @@ def evaluate(run: Any, step: Any, result: Result) -> None:
     run.log("validation", **figures, bits_per_byte=split.bits_per_byte(loss))
 
 
-def write_samples(run: Any, step: Any, result: Result) -> None:
+def write_samples(run: Any, step: Any, results: list[Result]) -> None:
     """How the model goes on from each prompt, always taking the likeliest token."""
     # A shard of a model says nothing by itself: then all ranks write together.
     if not run.is_due(run.recipe.sample_every) or not (run.is_main or step.sharded):
@@ -191,5 +256,5 @@ class HubPush:
             repo_id=self.repository,
             folder_path=path,
             commit_message=path.name,
-            ignore_patterns=[checkpoints.STATE, checkpoints.PROGRESS, MANIFEST],
+            ignore_patterns=[*checkpoints.OF_TRAINING, MANIFEST],
         )

@@ -130,7 +130,7 @@ from torch.distributed import destroy_process_group, get_rank, init_process_grou
 from transformers import AutoTokenizer
 from stages import checkpoints
 from stages.recipe import Recipe, build_model, make_optimizers
-from stages.training import shard_model
+from stages.sharding import gather_to_first, shard_model
 
 recipe = Recipe.load(sys.argv[1])
 path = Path(sys.argv[2])
@@ -141,7 +141,7 @@ model = build_model(recipe, tokenizer)
 shard_model(model, "cpu", 2)
 sizes = [p.to_local().numel() for p in model.parameters()]
 assert sum(sizes) < 0.6 * sum(p.numel() for p in whole.parameters()), "each rank has its half"
-full = checkpoints.gather_to_first(model.state_dict())
+full = gather_to_first(model.state_dict())
 assert (full == {}) == (get_rank() == 1), "only the first rank holds the full tensors"
 for name, tensor in full.items():
     assert torch.equal(tensor, whole.state_dict()[name]), "the weights of one process"

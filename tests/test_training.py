@@ -40,6 +40,7 @@ from transformers import AutoTokenizer
 
 from conftest import POSIX
 from stages import checkpoints, training
+from stages import run as runs
 from stages.recipe import Recipe, build_model
 from stages.stand_in_hub import Handler, StandInHub
 from stages.tokens import Loader, open_store, permute, split_rows
@@ -117,7 +118,7 @@ def test_the_comparison_notices_other_rows(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     in_order = lambda self, places: places % len(self.split)
-    monkeypatch.setattr(training.Loader, "rows_at", in_order)
+    monkeypatch.setattr(Loader, "rows_at", in_order)
     pretrain(recipe)
     assert losses(recipe) != pytest.approx(losses(calm), abs=1e-3)
 
@@ -264,6 +265,39 @@ def test_dropout_goes_on_to_the_same_bits_too(
     assert losses(noisy) == losses(twin)
 
 
+ALL_AT_ONCE: list[dict[str, Any]] = [
+    {"precision": "bfloat16", "micro": 2},
+    {"precision": "auto", "micro": 1, "optimizer": "adamw", "recompute": True},
+    {
+        "precision": "bfloat16",
+        "loss_chunk": 40,
+        "save_beside": True,
+        "log_every": 3,
+    },
+]
+
+
+@pytest.mark.parametrize("changes", ALL_AT_ONCE)
+def test_whatever_a_recipe_asks_for_goes_on_to_the_same_bits(
+    recipe: Recipe, monkeypatch: pytest.MonkeyPatch, changes: dict[str, Any]
+) -> None:
+    check_resume(recipe.change(**changes), monkeypatch)
+
+
+def check_resume(plain: Recipe, monkeypatch: pytest.MonkeyPatch) -> None:
+    """With dropout besides: kill it, go on, and hold it to a run that nobody killed."""
+    noisy = plain.change(model={"attention_dropout": 0.3})
+    twin = noisy.change(folder=plain.folder + "-twin")
+    pretrain(twin)
+    with monkeypatch.context() as patch, pytest.raises(Killed):
+        at_step(patch, 7, die)
+        pretrain(noisy)
+    pretrain(noisy)
+    assert losses(noisy) == losses(twin)
+    mine, theirs = weights(noisy), weights(twin)
+    assert all(torch.equal(mine[name], theirs[name]) for name in theirs)
+
+
 def test_precision_and_threads_are_chosen_once(
     recipe: Recipe,
     monkeypatch: pytest.MonkeyPatch,
@@ -273,14 +307,14 @@ def test_precision_and_threads_are_chosen_once(
     twin = measured.change(folder=recipe.folder + "-twin")
     narrow = lambda device: Choice(torch.bfloat16, "as measured")
     wide = lambda device: Choice(torch.float32, "as measured today")
-    monkeypatch.setattr(training, "choose_dtype", narrow)
-    monkeypatch.setattr(training, "choose_threads", lambda fixed: Choice(1, ""))
+    monkeypatch.setattr(runs, "choose_dtype", narrow)
+    monkeypatch.setattr(runs, "choose_threads", lambda fixed: Choice(1, ""))
     pretrain(twin)
     with monkeypatch.context() as patch, pytest.raises(Killed):
         at_step(patch, 6, die)
         pretrain(measured)
-    monkeypatch.setattr(training, "choose_dtype", wide)
-    monkeypatch.setattr(training, "choose_threads", lambda fixed: Choice(2, ""))
+    monkeypatch.setattr(runs, "choose_dtype", wide)
+    monkeypatch.setattr(runs, "choose_threads", lambda fixed: Choice(2, ""))
     pretrain(measured)
     assert losses(measured) == losses(twin)
     starts = [
@@ -396,6 +430,139 @@ def test_what_a_machine_decides_may_change(
     assert losses(recipe) == pytest.approx(losses(calm), abs=1e-4)
 
 
+def test_what_decides_nothing_of_a_run_may_change(
+    recipe: Recipe,
+    calm: Recipe,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    with monkeypatch.context() as patch, pytest.raises(Killed):
+        at_step(patch, 5, die)
+        pretrain(recipe)
+    other = {"evaluate_every": 3, "evaluate_rows": 8, "sample_every": 6}
+    pretrain(recipe.change(**other, prompts=["class "]))
+    assert losses(recipe) == losses(calm)
+    assert list(losses(recipe, "validation")) == [4, 6, 8, 9, 12]
+    assert [line["step"] for line in log_lines(recipe, "sample")] == [6, 12]
+
+
+# a late decision ----------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def at_the_top(recipe: Recipe, monkeypatch: pytest.MonkeyPatch) -> Recipe:
+    """A run whose rate is at its top until step 6, and which was killed behind step 4."""
+    with monkeypatch.context() as patch, pytest.raises(Killed):
+        at_step(patch, 5, die)
+        pretrain(recipe)
+    return recipe
+
+
+def test_how_long_a_run_is_may_be_decided_before_its_rate_falls(
+    at_the_top: Recipe,
+) -> None:
+    longer = at_the_top.change(steps=20, cooldown=0.25)
+    twin = longer.change(folder=at_the_top.folder + "-twin")
+    pretrain(twin)
+    pretrain(longer)
+    assert losses(longer) == losses(twin)
+    mine, theirs = weights(longer, 20), weights(twin, 20)
+    assert all(torch.equal(mine[name], theirs[name]) for name in theirs)
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        ({"steps": 20}, "steps 12, not 20"),
+        ({"cooldown": 0.1}, "cooldown 0.5, not 0.1"),
+    ],
+)
+def test_a_rate_that_falls_falls_to_its_end(
+    recipe: Recipe, change: dict[str, Any], message: str
+) -> None:
+    pretrain(recipe)
+    with pytest.raises(CourseError, match=message):
+        pretrain(recipe.change(**change))
+
+
+def test_a_cooldown_branches_into_another_folder(at_the_top: Recipe) -> None:
+    place = at_the_top.place("folder")
+    start = place / "checkpoint-000004"
+    before = {
+        path: path.read_bytes() for path in place.rglob("*") if path.is_file()
+    }
+    fields = {"steps": 8, "cooldown": 0.5, "folder": at_the_top.folder + "-branch"}
+    branch = at_the_top.change(**fields, start_from=str(start))
+    pretrain(branch)
+    assert list(losses(branch)) == [5, 6, 7, 8], "the first steps were the other's"
+    rates = [line["rate"] for line in log_lines(branch)]
+    assert rates == [1.0, 0.75, 0.5, 0.25]
+    after = {path: path.read_bytes() for path in place.rglob("*") if path.is_file()}
+    assert after == before
+    alone = branch.change(folder=at_the_top.folder + "-alone", start_from=None)
+    pretrain(alone)
+    assert losses(branch) == {n: losses(alone)[n] for n in range(5, 9)}
+
+
+def test_a_branch_of_nothing_and_one_of_another_run_are_refused(
+    at_the_top: Recipe,
+) -> None:
+    fields: dict[str, Any] = {"folder": at_the_top.folder + "-branch"}
+    fields["start_from"] = at_the_top.folder + "/checkpoint-000099"
+    with pytest.raises(CourseError, match="no checkpoint to start from"):
+        pretrain(at_the_top.change(**fields))
+    fields["start_from"] = at_the_top.folder + "/checkpoint-000004"
+    with pytest.raises(CourseError, match="rate 0.006, not 0.1"):
+        pretrain(at_the_top.change(**fields, rate=0.1))
+
+
+# saving beside the training -----------------------------------------------------------------------
+
+
+def test_a_checkpoint_is_written_while_the_training_goes_on(
+    recipe: Recipe, calm: Recipe, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The writing of step 4 waits until step 7 is taken: it still holds the weights of step 4."""
+    twin = recipe.change(folder=recipe.folder + "-twin", keep=None)
+    pretrain(twin)
+    gate = threading.Event()
+    real = checkpoints.save_file
+
+    def slow(tensors: dict[str, torch.Tensor], path: Path) -> None:
+        assert gate.wait(60)
+        real(tensors, path)
+
+    monkeypatch.setattr(checkpoints, "save_file", slow)
+    at_step(monkeypatch, 7, lambda step: gate.set())
+    pretrain(recipe.change(save_beside=True, keep=None))
+    assert losses(recipe) == losses(calm)
+    assert checkpoint_names(recipe) == checkpoint_names(twin)
+    for step in (4, 8, 12):
+        for name in (checkpoints.WEIGHTS, checkpoints.STATE, checkpoints.PROGRESS):
+            file = f"checkpoint-{step:06}/{name}"
+            mine = (recipe.place("folder") / file).read_bytes()
+            theirs = (twin.place("folder") / file).read_bytes()
+            # The log's size is that of the clock's digits.
+            assert mine == theirs or name == checkpoints.PROGRESS
+
+
+def test_a_disk_that_is_full_beside_the_training_costs_a_checkpoint(
+    recipe: Recipe,
+    calm: Recipe,
+    small_disk: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capfd: pytest.CaptureFixture,
+) -> None:
+    on_disk = recipe.change(folder=str(small_disk / "run"), save_beside=True)
+    at_step(monkeypatch, 6, lambda step: fill(small_disk))
+    at_step(monkeypatch, 11, lambda step: (small_disk / "ballast").unlink())
+    pretrain(on_disk)
+    assert "no checkpoint at step 8, the run goes on: the disk is full" in "".join(
+        capfd.readouterr()
+    )
+    assert losses(on_disk) == losses(calm)
+    assert checkpoint_names(on_disk) == ["checkpoint-000004", "checkpoint-000012"]
+
+
 def test_other_tokens_do_not_go_on(recipe: Recipe) -> None:
     pretrain(recipe)
     place = recipe.place("folder") / "recipe.json"
@@ -428,7 +595,7 @@ def test_a_file_stops_a_run_too(
 ) -> None:
     file = tmp_path / "stop"
     with monkeypatch.context() as patch:
-        patch.setenv(training.STOP_FILE, str(file))
+        patch.setenv(runs.STOP_FILE, str(file))
         at_step(patch, 5, lambda step: file.touch())
         pretrain(recipe)
     assert checkpoint_names(recipe)[-1] == "checkpoint-000006"
@@ -540,7 +707,7 @@ def test_memory_that_ends_before_the_update_costs_nothing(
 def run_out_in_clipping(patch: pytest.MonkeyPatch, number: int) -> None:
     real = Step.clip_gradients
 
-    def clip(self: Step) -> float:
+    def clip(self: Step) -> torch.Tensor:
         norm = real(self)
         if self.taking == number:
             allocate_far_too_much()
@@ -608,7 +775,7 @@ def test_states_that_the_machine_cannot_hold_end_the_run(
     limits = resource.getrlimit(resource.RLIMIT_AS)
     real = Step.apply
 
-    def apply(self: Step, share: float, norm: float) -> None:
+    def apply(self: Step, share: float, norm: torch.Tensor) -> None:
         size = int(Path("/proc/self/statm").read_text().split()[0]) * os.sysconf(
             "SC_PAGE_SIZE"
         )
@@ -834,10 +1001,11 @@ def test_ranks_agree_on_what_the_first_one_measured(
     script = tmp_path / "ranks.py"
     script.write_text(
         "import os, sys, torch\n"
+        "from stages import run as runs\n"
         "from stages import training\n"
         "from utils.errors import Choice\n"
         "mine = torch.bfloat16 if os.environ['RANK'] == '0' else torch.float32\n"
-        "training.choose_dtype = lambda device: Choice(mine, '')\n"
+        "runs.choose_dtype = lambda device: Choice(mine, '')\n"
         "real = training.advance\n"
         "def advance(run, step):\n"
         "    assert step.dtype == torch.bfloat16, (os.environ['RANK'], step.dtype)\n"

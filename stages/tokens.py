@@ -230,7 +230,7 @@ class Split:
 
     def gather(self, rows: np.ndarray) -> np.ndarray:
         """The rows with these numbers, in this order."""
-        # first, because it holds the files to the header
+        # First, because it holds the files to the header.
         tables = self.tables
         shape = (len(rows), self.header["block"] + 1)
         result = np.empty(shape, self.header["dtype"])

@@ -69,10 +69,9 @@ def test_a_turn_has_each_source_as_often_as_asked_and_evenly_spread(rows):
     whose = take_turns(rows)
     assert np.bincount(whose).tolist() == rows
     for source, count in enumerate(rows):
-        mine = np.flatnonzero(whose == source)
-        gaps = np.diff([*mine, mine[0] + len(whose)])
-        # never two sources' worth of rows away from an even beat
-        assert abs(gaps - len(whose) / count).max() <= len(rows)
+        so_far = np.cumsum(whose == source)
+        even = np.arange(1, len(whose) + 1) * count / len(whose)
+        assert abs(so_far - even).max() <= len(rows)
     assert count_before(whose).max() == max(rows) - 1
 
 
@@ -196,6 +195,19 @@ def test_a_source_without_a_split_takes_no_turn_there(stores, tmp_path):
     sources = {"code": (stores[:1], 1), "prose": (stores[2:], 1)}
     held_out = open_store(mix(tmp_path / "mix", sources))["validation"]
     assert len(held_out) == len(open_store(stores[0])["validation"])
+
+
+def test_a_part_without_a_whole_row_is_left_out(stores, tokenizer, tmp_path):
+    with sealed(tmp_path / "short", {}) as aside:
+        write_store(aside, {"train": ["x"]}, tokenizer, BLOCK)
+    short = [tmp_path / "short"]
+    both = open_store(
+        mix(tmp_path / "mix", {"a": (stores[:1], 1), "b": (short, 1)})
+    )
+    assert len(both["train"]) == len(open_store(stores[0])["train"])
+    alone = mix(tmp_path / "alone", {"b": (short, 1)})
+    with pytest.raises(CourseError, match="shorter than one block in all stores"):
+        open_store(alone)
 
 
 def test_bits_per_byte_are_of_the_text_that_is_read(stores, tmp_path):

@@ -19,6 +19,7 @@ import subprocess
 import sys
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -140,7 +141,6 @@ def data_steps(job: Job) -> list[Step]:
         return []
     sizes = {"vocabulary": job.recipe.vocabulary}
     steps = [
-        Step("corpus", (), {"source": job.source}, large_data.make_corpus),
         Step("tokenizer", ("corpus",), sizes, large_data.make_tokenizer),
         Step(
             "tokens",
@@ -149,15 +149,15 @@ def data_steps(job: Job) -> list[Step]:
             large_data.make_tokens,
         ),
     ]
+    fetches = []
     if job.source == "packages":
-        fetch = Step(
-            "sources", (), {"packages": job.packages}, large_data.fetch_sources
-        )
-        corpus_step = Step(
-            "corpus", ("sources",), steps[0].settings, large_data.make_corpus
-        )
-        steps[:1] = [fetch, corpus_step]
-    return steps
+        for package in job.packages:
+            fetch = partial(large_data.fetch_source, package)
+            place = large_data.place_of(package)
+            fetches.append(Step(place, (), {"package": package}, fetch))
+    needs = tuple(fetch.name for fetch in fetches)
+    source = {"source": job.source}
+    return [*fetches, Step("corpus", needs, source, large_data.make_corpus), *steps]
 
 
 def take(job: Job, step: Step) -> None:

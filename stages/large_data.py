@@ -55,27 +55,31 @@ def list_packages(path: Path) -> list[str]:
     return [name for name in names if name]
 
 
-def fetch_sources(job: Job, folder: Path) -> None:
-    """The source of each package, in a folder of its own; and the licences, as they name them."""
-    licences = {}
-    for number, package in enumerate(job.packages, start=1):
-        print(f"  {number} of {len(job.packages)}: {package}", flush=True)
-        name = package.partition("==")[0]
-        place = folder / name
-        place.mkdir()
-        licences[name] = wheel_tree(package, place).licence
-        for archive in place.glob("*.whl"):
-            archive.unlink()
-    write_json(folder / "licences.json", licences)
+def place_of(package: str) -> str:
+    """The step that fetches a package, and its folder.
+
+    >>> place_of("attrs==26.1.0")
+    'sources/attrs'
+    """
+    return f"sources/{package.partition('==')[0]}"
 
 
-def fetched_trees(folder: Path) -> list[Tree]:
-    """What `fetch_sources` has left."""
-    licences = read_json(folder / "licences.json")
-    return [
-        folder_tree(folder / name, name, licence)
-        for name, licence in licences.items()
-    ]
+def fetch_source(package: str, job: Job, folder: Path) -> None:
+    """The source of a package, and its licence as its metadata name it."""
+    tree = wheel_tree(package, folder)
+    for archive in folder.glob("*.whl"):
+        archive.unlink()
+    write_json(folder / "licence.json", tree.licence)
+
+
+def fetched_trees(job: Job) -> list[Tree]:
+    """What `fetch_source` has left of all packages."""
+    trees = []
+    for package in job.packages:
+        place = job.place(place_of(package))
+        licence = read_json(place / "licence.json")
+        trees.append(folder_tree(place, place.name, licence))
+    return trees
 
 
 def small_trees() -> list[Tree]:
@@ -113,7 +117,7 @@ def make_corpus(job: Job, folder: Path) -> None:
         report = corpus.build_from_rows(hub_rows(load_dataset(**HUB)), folder)
     else:
         rehearsed = job.source == "environment"
-        trees = small_trees() if rehearsed else fetched_trees(job.place("sources"))
+        trees = small_trees() if rehearsed else fetched_trees(job)
         report = corpus.build(trees, folder)
     write_json(folder / "report.json", report)
     print(

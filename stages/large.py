@@ -224,17 +224,19 @@ def rehearsed(recipe: Recipe) -> Recipe:
     return recipe.change(**REHEARSAL, model=model, steps=steps, **often)
 
 
-def load_recipe(name: str, changes: Facts) -> Recipe:
+def load_recipe(name: str, rehearse: bool, changes: Facts) -> Recipe:
     """A recipe of `launch/recipes` by its name, if it says what its tokens must be like."""
     known = [path.stem for path in sorted(RECIPES.glob("*.toml"))]
     if name not in known:
         what = f"there is no recipe {name!r}"
         raise CourseError(what, RECIPES, nearest(name, known))
-    recipe = Recipe.load(RECIPES / f"{name}.toml", **changes)
+    recipe = Recipe.load(RECIPES / f"{name}.toml")
     if recipe.vocabulary is None or recipe.block is None:
         what = f"{name} names no vocabulary and no block: it is no large run"
         raise CourseError(what, RECIPES, "take gpt2-110m or gpt2-1.5b")
-    return recipe
+    if rehearse:
+        recipe = rehearsed(recipe)
+    return recipe.change(**changes)
 
 
 def make_job(options: Any, command: str) -> Job:
@@ -244,11 +246,10 @@ def make_job(options: Any, command: str) -> Job:
     if own and "tokenizer" not in changes:
         what = "tokens come with the tokenizer that made them"
         raise CourseError(what, "the command", "give tokenizer=FOLDER too")
-    recipe = load_recipe(options.recipe, changes)
+    recipe = load_recipe(options.recipe, options.rehearse, changes)
     source = "own tokens" if own else options.data
     folder = build_folder() / "large" / options.recipe
     if options.rehearse:
-        recipe = rehearsed(recipe)
         source = source if own else "environment"
         folder = folder.with_name(f"{folder.name}-rehearsal")
     folder = Path(options.folder).resolve() if options.folder else folder
@@ -264,7 +265,8 @@ def say_plan(job: Job, card: str, devices: int) -> large_figures.Forecast:
         text = (float(split.bytes), float(split.bytes))
         tokens = (float(split.tokens), float(split.tokens))
     else:
-        text, tokens = large_figures.text_of(job.source)
+        vocabulary = job.recipe.vocabulary or 0
+        text, tokens = large_figures.text_of(job.source, vocabulary)
     known = large_figures.forecast(job.recipe, text, tokens, machine, devices)
     print(f"{job.name}, from {job.source}, in {short_path(job.folder)}")
     print(large_figures.explain(job.recipe, known, machine, devices))

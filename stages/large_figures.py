@@ -17,6 +17,7 @@ from typing import Any
 import numpy as np
 import torch
 from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer
+from transformers.utils import logging
 
 from stages.checkpoints import PROGRESS
 from stages.evaluation import perplexity
@@ -38,8 +39,8 @@ from utils.machine import choose_device
 
 # Up to four passes repeated text teaches nearly as much as new text (Muennighoff et al., 2023).
 MOST_EPOCHS = 4
-# Bytes of Python that a token of 32,768 spells, at the least and at the most.
-BYTES_OF_TOKEN = (3.6, 4.2)
+# Bytes of Python that a token spells, at the least and at the most, from this vocabulary on.
+BYTES_OF_TOKEN = {0: (1.7, 2.5), 8_192: (3.0, 4.0), 32_768: (3.6, 4.3)}
 # The share of a corpus that is for training; the rest are validation and test.
 TRAINED_ON = 0.9
 # Of the texts of a source: bytes, and the least and the largest share that the filters leave.
@@ -129,12 +130,23 @@ def disk_of(recipe: Recipe, parameters: int, text: float, tokens: float) -> floa
     return 3 * text + width * tokens + checkpoints * 12 * parameters
 
 
-def text_of(source: str) -> tuple[Range, Range]:
+def bytes_of_token(vocabulary: int) -> Range:
+    """How many bytes a token of so large a vocabulary spells.
+
+    >>> bytes_of_token(32_768)
+    (3.6, 4.3)
+    """
+    below = [size for size in BYTES_OF_TOKEN if size <= vocabulary]
+    return BYTES_OF_TOKEN[max(below)]
+
+
+def text_of(source: str, vocabulary: int) -> tuple[Range, Range]:
     """Bytes of text that the filters leave of a source, and tokens of it that are for training."""
     raw, shares = SOURCES[source]
     text = (raw * shares[0], raw * shares[1])
-    fewest = TRAINED_ON * text[0] / BYTES_OF_TOKEN[1]
-    most = TRAINED_ON * text[1] / BYTES_OF_TOKEN[0]
+    short, long = bytes_of_token(vocabulary)
+    fewest = TRAINED_ON * text[0] / long
+    most = TRAINED_ON * text[1] / short
     return text, (fewest, most)
 
 
@@ -199,14 +211,15 @@ def explain(recipe: Recipe, known: Forecast, machine: Machine, devices: int) -> 
     block = recipe.block or 1024
     low, high = (short_number(tokens) for tokens in known.read)
     checkpoints = (recipe.keep or 2) + 2
+    short, long = bytes_of_token(recipe.vocabulary or 0)
     lines = [
         f"model   {known.parameters / 1e6:,.2f} M weights; vocabulary {recipe.vocabulary:,}, block {block:,}",
-        f"text    {spread(known.text, 1e6)} MB that the filters leave",
-        f"tokens  {spread(known.tokens, 1e6, 1)} M to train on: {BYTES_OF_TOKEN[0]} to"
-        f" {BYTES_OF_TOKEN[1]} bytes each, {TRAINED_ON:.0%} of the text",
+        f"text    {spread(known.text, 1e6, 1)} MB that the filters leave",
+        f"tokens  {spread(known.tokens, 1e6, 1)} M to train on: {short} to"
+        f" {long} bytes each, {TRAINED_ON:.0%} of the text",
         f"steps   {spread(known.steps)} of the recipe's {recipe.steps:,}; {recipe.rows} x {block:,} tokens"
         f" each, {MOST_EPOCHS} epochs at most",
-        f"hours   {spread(known.hours, digits=2)} on {devices} x {machine.name}: (6 x weights + 12 x"
+        f"hours   {spread(known.hours, digits=3)} on {devices} x {machine.name}: (6 x weights + 12 x"
         f" layers x width x block) x {low} to {high} tokens, at the planner's rate of good code and of a"
         " library's loop",
         f"disk    {spread(known.disk, 1e9, 2)} GB: 3 x text, the tokens, {checkpoints} checkpoints of 12"
@@ -258,6 +271,7 @@ def judge(checkpoint: Path | None, tokens: Path, most: int) -> dict[str, Any]:
         raise CourseError(what, tokens, "run the same command again")
     tokenizer = load_tokenizer(checkpoint)
     split = open_store(tokens, tokenizer)["test"]
+    logging.disable_progress_bar()
     model = AutoModelForCausalLM.from_pretrained(checkpoint)
     model.loss_type = "ForCausalLM"
     model.to(choose_device().value)

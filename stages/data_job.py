@@ -174,6 +174,19 @@ def steps_of(rows: Path, corpus: Path, folder: Path) -> list[tuple[str, Task, in
     ]
 
 
+def check_same_rows(rows: Path, folder: Path) -> None:
+    """Refuse to go on with a job whose rows have changed: its tasks would be other files."""
+    folder.mkdir(parents=True, exist_ok=True)
+    today = {
+        path.name: path.stat().st_size for path in sorted(rows.glob("*.parquet"))
+    }
+    known = read_json(folder / "rows.json")
+    if known not in (None, today):
+        what = "a job that was begun here had other rows"
+        raise CourseError(what, folder, "delete this folder, and begin again")
+    write_json(folder / "rows.json", today)
+
+
 def run(rows: Path, corpus: Path, workers: int) -> Row:
     """Build a corpus of the rows with so many workers; a job that was killed goes on."""
     try:
@@ -186,7 +199,7 @@ def run(rows: Path, corpus: Path, workers: int) -> Row:
     refuse_a_used(corpus)
     folder = corpus.with_name(f".{corpus.name}.job")
     steps = steps_of(rows, corpus, folder)
-    folder.mkdir(parents=True, exist_ok=True)
+    check_same_rows(rows, folder)
     for name, task, tasks in steps:
         LocalPipelineExecutor(
             pipeline=[task],

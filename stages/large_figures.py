@@ -209,7 +209,8 @@ def spread(values: Range, unit: float = 1, digits: int = 0) -> str:
 def explain(recipe: Recipe, known: Forecast, machine: Machine, devices: int) -> str:
     """A forecast as text, each line with the arithmetic behind it."""
     block = recipe.block or 1024
-    low, high = (short_number(tokens) for tokens in known.read)
+    ends = dict.fromkeys(short_number(tokens) for tokens in known.read)
+    read = " to ".join(ends)
     checkpoints = (recipe.keep or 2) + 2
     short, long = bytes_of_token(recipe.vocabulary or 0)
     lines = [
@@ -220,7 +221,7 @@ def explain(recipe: Recipe, known: Forecast, machine: Machine, devices: int) -> 
         f"steps   {spread(known.steps)} of the recipe's {recipe.steps:,}; {recipe.rows} x {block:,} tokens"
         f" each, {MOST_EPOCHS} epochs at most",
         f"hours   {spread(known.hours, digits=3)} on {devices} x {machine.name}: (6 x weights + 12 x"
-        f" layers x width x block) x {low} to {high} tokens, at the planner's rate of good code and of a"
+        f" layers x width x block) x {read} tokens, at the planner's rate of good code and of a"
         " library's loop",
         f"disk    {spread(known.disk, 1e9, 2)} GB: 3 x text, the tokens, {checkpoints} checkpoints of 12"
         " bytes a weight",

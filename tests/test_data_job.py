@@ -95,6 +95,15 @@ def test_two_workers_make_the_corpus_of_one_process(files, alone, tmp_path):
         data_job.run(files, tmp_path / "made", workers=2)
 
 
+def test_a_job_does_not_go_on_with_other_rows(files, tmp_path):
+    for _ in range(2):
+        data_job.check_same_rows(files, tmp_path / "job")
+    (tmp_path / "rows").mkdir()
+    (tmp_path / "rows" / "a.parquet").write_bytes(b"x")
+    with pytest.raises(CourseError, match="had other rows"):
+        data_job.check_same_rows(tmp_path / "rows", tmp_path / "job")
+
+
 def test_a_folder_without_rows_is_refused(tmp_path):
     with pytest.raises(CourseError, match="no Parquet files"):
         data_job.steps_of(tmp_path, tmp_path / "made", tmp_path / "job")

@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import os
 import shutil
-import signal
 import subprocess
 import sys
 import zipfile
@@ -17,7 +16,7 @@ from stages import corpus, large, large_data, large_figures, sources
 from stages.recipe import Recipe
 from stages.tokenizer import train_bpe
 from stages.tokens import open_store, write_store
-from tests.conftest import POSIX, wait_until
+from tests.conftest import POSIX
 from utils.artifacts import sealed
 from utils.errors import ROOT, CourseError
 
@@ -319,6 +318,18 @@ def test_a_forecast_by_hand():
     assert known.disk[0] == pytest.approx(disk)
     two = large_figures.forecast(recipe, text, tokens, machine, 2)
     assert two.hours[0] == pytest.approx(known.hours[0] / 2)
+
+
+@pytest.mark.parametrize("name,cards", [("gpt2-110m", 1), ("gpt2-1.5b", 8)])
+def test_the_page_says_what_the_plan_says_of_the_disk(name, cards):
+    recipe = large.load_recipe(name, False, {})
+    source = large_figures.text_of("codeparrot-clean", recipe.vocabulary)
+    known = large_figures.forecast(recipe, *source, FORECAST[2], cards)
+    page = (ROOT / "launch" / "README.md").read_text(encoding="utf-8")
+    (line,) = [
+        line for line in page.splitlines() if line.startswith(f"| `{name}.toml`")
+    ]
+    assert f" {large_figures.spread(known.disk, 1e9)} GB " in line
 
 
 def test_several_cards_are_started_by_accelerate():

@@ -13,18 +13,19 @@ import base64
 import hashlib
 import json
 import os
-import subprocess
-import sys
 import threading
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from typing import Any
+from unittest.mock import patch
 from urllib.parse import unquote, urlsplit
-
-from utils.errors import CourseError
 
 # The only token it takes; it opens nothing anywhere else.
 TOKEN = "hf_stand_in"
+# Where a hub has a file.
+FILE = "{repo_id}/resolve/{revision}/{filename}"
 
 
 class StandInHub(ThreadingHTTPServer):
@@ -63,34 +64,40 @@ class StandInHub(ThreadingHTTPServer):
         return self.revision(repo)
 
     def ask(
-        self,
-        program: str,
-        home: Path,
-        offline: bool = False,
+        self, call: Callable[[], object], offline: bool = False
     ) -> list[dict[str, Any]]:
-        """Run a program in a fresh process, with this as its hub: what it asked of repositories.
-
-        A fresh process, because the client reads its settings once, when it is imported.
-        """
+        """Make a call with this as its hub: what it asked of repositories."""
         self.requests.clear()
-        settings = self.environment(str(home))
-        settings["HF_HUB_OFFLINE"] = "1" if offline else "0"
-        done = subprocess.run(
-            [sys.executable, "-c", program],
-            env=os.environ | settings,
-            capture_output=True,
-            encoding="utf-8",
-            timeout=120,
-        )
-        if done.returncode:
-            raise CourseError(done.stderr[-500:])
-        print(done.stdout, end="")
+        with self.reached(offline):
+            call()
         asked = []
         for request in self.requests:
             row = self.describe(request)
             if row:
                 asked.append(row)
         return asked
+
+    @contextmanager
+    def reached(self, offline: bool) -> Iterator[None]:
+        """For a while this process takes this server for its hub.
+
+        The client reads the address, and whether it is offline, once, when it is imported.
+        """
+        from huggingface_hub import close_session, constants
+
+        settings: dict[str, Any] = {
+            "ENDPOINT": self.url,
+            "HUGGINGFACE_CO_URL_TEMPLATE": f"{self.url}/{FILE}",
+            "HF_HUB_OFFLINE": offline,
+        }
+        # An open session would keep its proxy; between a machine and itself there is none.
+        no_proxy = patch.dict(os.environ, NO_PROXY="*")
+        close_session()
+        try:
+            with patch.multiple(constants, **settings), no_proxy:
+                yield
+        finally:
+            close_session()
 
     def describe(self, request: str) -> dict[str, Any]:
         """A request as a row of a table; nothing if it was not about a repository."""

@@ -7,10 +7,13 @@ import os
 import random
 import subprocess
 import sys
+from functools import partial
 from pathlib import Path
 
 import numpy as np
 import pytest
+from huggingface_hub import constants, snapshot_download
+from huggingface_hub.errors import RepositoryNotFoundError
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -357,20 +360,24 @@ def test_the_hub_tells_what_was_asked_of_it_and_what_it_sent(tmp_path):
     (tmp_path / "files").mkdir()
     for name, data in files.items():
         (tmp_path / "files" / name).write_bytes(data)
-    program = "from huggingface_hub import snapshot_download\n"
-    program += "snapshot_download('course/tiny', ignore_patterns=['*.bin'])"
+    home = tmp_path / "home"
+    call = partial(
+        snapshot_download, "course/tiny", cache_dir=home, ignore_patterns=["*.bin"]
+    )
+    before = constants.ENDPOINT, constants.HF_HUB_OFFLINE
     with StandInHub() as hub:
         commit = hub.add("course/tiny", tmp_path / "files")
         assert {file["path"]: file["size"] for file in hub.tree("course/tiny")} == {
             name: len(data) for name, data in files.items()
         }
-        first = hub.ask(program, tmp_path / "home")
+        first = hub.ask(call)
         assert sum(request["bytes sent"] for request in first) == 1002
         assert all("model.bin" not in request["address"] for request in first)
-        again = hub.ask(program, tmp_path / "home")
+        again = hub.ask(call)
         assert [request["method"] for request in again] == ["GET"]
-        assert hub.ask(program, tmp_path / "home", offline=True) == []
-        with pytest.raises(CourseError, match="NameError"):
-            hub.ask("nothing", tmp_path / "home")
-    link = tmp_path / "home/hub/models--course--tiny/snapshots" / commit
+        assert hub.ask(call, offline=True) == []
+        with pytest.raises(RepositoryNotFoundError):
+            hub.ask(partial(snapshot_download, "course/none", cache_dir=home))
+        assert before == (constants.ENDPOINT, constants.HF_HUB_OFFLINE)
+    link = home / "models--course--tiny/snapshots" / commit
     assert (link / "model.safetensors").read_bytes() == bytes(1000)

@@ -71,6 +71,26 @@ def positions_stop(model, batch, steps):
     return ids
 
 
+def fixed(*names):
+    """An `extend` in which these tensors keep their columns while the ids grow."""
+
+    def extend(model, batch, steps):
+        ids = batch["input_ids"]
+        for step in range(steps):
+            rest = {}
+            for name in ("attention_mask", "position_ids"):
+                now = 0 if name in names else step
+                more = batch[name][:, -1:].repeat(1, now)
+                if name == "position_ids":
+                    more = more + torch.arange(1, now + 1)
+                rest[name] = torch.cat([batch[name], more], dim=1)
+            logits = model(input_ids=ids, **rest).logits
+            ids = torch.cat([ids, logits[:, -1].argmax(-1, keepdim=True)], dim=1)
+        return ids
+
+    return extend
+
+
 def not_clamped(tokenizer, prompts):
     batch = good_encode(tokenizer, prompts)
     return batch | {"position_ids": batch["attention_mask"].cumsum(-1) - 1}
@@ -90,8 +110,17 @@ lesson.refuse(
         mask_lost,
         positions_stop,
         lambda model, batch, steps: good_extend(model, batch, steps)[:, -steps:],
+        fixed("position_ids"),
+        fixed("attention_mask"),
+        fixed("attention_mask", "position_ids"),
     ],
 )
+# The check says what is wrong; torch alone would only name two sizes.
+from utils.lesson import run_check
+
+for names in (["position_ids"], ["attention_mask"], ["attention_mask", "position_ids"]):
+    verdict, hint = run_check(check, {"extend": fixed(*names)})
+    assert verdict == "fail" and "Error" not in hint, hint
 lesson.refuse(
     "01.4",
     finish=[

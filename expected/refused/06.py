@@ -119,6 +119,30 @@ def by_search(messages):
     return {"input_ids": encoded["input_ids"], "labels": labels}
 
 
+def as_a_pair(messages):
+    made = encode_talk_right(messages)
+    return made["input_ids"], made["labels"]
+
+
+def of_two_texts(messages):
+    """The talk cut before its first answer: the offsets of the second text begin at 0 again."""
+    full = messages if messages[0]["role"] == "system" else [turns[0], *messages]
+    text = smollm2.apply_chat_template(full, tokenize=False)
+    cut = text.find("<|im_start|>assistant")
+    encoded = smollm2(text[:cut], text[cut:], return_offsets_mapping=True)
+    labels = encode_talk_right(messages)["labels"]
+    answers = {n for n, label in enumerate(labels) if label != -100}
+    whole = smollm2(text, return_offsets_mapping=True)["offset_mapping"]
+    spans = [whole[n] for n in answers]
+    labels = [
+        token if any(first < stop and start < last for start, stop in spans) else -100
+        for token, (first, last) in zip(
+            encoded["input_ids"], encoded["offset_mapping"], strict=True
+        )
+    ]
+    return {"input_ids": encoded["input_ids"], "labels": labels}
+
+
 encode_talk_right = encode_talk
 
 lesson.refuse(
@@ -138,8 +162,16 @@ lesson.refuse(
         by_search,
         lambda messages: None,
         lambda messages: {"ids": [], "labels": []},
+        as_a_pair,
+        of_two_texts,
     ],
 )
+# The check says what to do: neither torch's words nor a position alone.
+from utils.lesson import run_check
+
+for answer, said in ((as_a_pair, "not tuple"), (of_two_texts, "whole text?")):
+    verdict, hint = run_check(check, {"encode_talk": answer})
+    assert verdict == "fail" and hint.endswith(said), hint
 
 # %% 06.5
 import re

@@ -181,9 +181,9 @@ def keep(options: Namespace, profile: Profile) -> Problems:
     """Make the last run the record."""
     from course.report import commit, keep
 
-    paths = select(options.only)
-    names = ", ".join(keep(profile, paths))
-    print(f"kept at commit {commit()}: {names}")
+    ours = commit()  # before the records change the checkout
+    names = ", ".join(keep(profile, select(options.only)))
+    print(f"kept at commit {ours}: {names}")
     return sync(options, profile)
 
 

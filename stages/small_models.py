@@ -7,7 +7,7 @@ are its whole loss in bits over its bytes, so that models with different tokens 
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -18,15 +18,22 @@ from stages.recipe import Recipe, build_model, flops_per_token, make_optimizers
 from stages.tokenizer import BulkEncoder
 from stages.tokens import encode_stream
 
-PARTS = (1 / 4, 1 / 2, 1)  # of the computing, after which a model is judged
+# Parts of the computing, after each of which a model is judged.
+PARTS = (1 / 4, 1 / 2, 1)
+# Sightings that every token is given beforehand, so that none is impossible.
+GIVEN = 0.1
 
 
 @dataclass(frozen=True)
 class Judged:
-    """What a vocabulary led to: bits per byte after each part of the computing, and without a model."""
+    """What a vocabulary led to: bits per byte after each part of the computing.
+
+    `bits` are the model's, `frequencies` those of a predictor that counted the tokens which the
+    model had read by then.
+    """
 
     bits: list[float]
-    frequencies: float
+    frequencies: list[float]
     characters_read: float
 
 
@@ -56,24 +63,28 @@ def train_small(
     cost = flops_per_token(model, block) * rows * block
     looks = [round(budget / cost * part) for part in PARTS]
     bits = []
-    for step in _train_steps(model, recipe, ids, looks[-1], (rows, block), seed):
+    frequencies = []
+    counts = torch.zeros(len(tokenizer))
+    draw = torch.Generator().manual_seed(seed)
+    batches = [_draw_batch(ids, rows, block, draw) for _ in range(looks[-1])]
+    for step, batch in enumerate(_train_steps(model, recipe, batches), 1):
+        counts += torch.bincount(batch.flatten(), minlength=len(counts))
         if step in looks:
             bits.append(_model_bits(model, yard_ids, block) / size)
+            frequencies.append(frequency_bits(counts, yard_ids) / size)
     tokens = looks[-1] * rows * block
     read = tokens * sum(map(len, texts)) / len(ids)
-    return Judged(bits, frequency_bits(ids, yard_ids, len(tokenizer)) / size, read)
+    return Judged(bits, frequencies, read)
 
 
-def frequency_bits(
-    train: torch.Tensor, ids: torch.Tensor, vocabulary: int
-) -> float:
-    """Bits of `ids` for a predictor that knows only how frequent each token is in `train`.
+def frequency_bits(counts: torch.Tensor, ids: torch.Tensor) -> float:
+    """Bits of `ids` for a predictor that knows only how often each token was seen.
 
-    >>> frequency_bits(torch.tensor([0, 0, 1, 1]), torch.tensor([0, 1, 1]), 2)
+    >>> frequency_bits(torch.tensor([2, 2]), torch.tensor([0, 1, 1]))
     3.0
     """
-    counts = torch.bincount(train, minlength=vocabulary) + 1.0
-    losses = -torch.log2(counts / counts.sum())
+    seen = counts + GIVEN
+    losses = -torch.log2(seen / seen.sum())
     return losses[ids].sum().item()
 
 
@@ -101,27 +112,26 @@ def _small_recipe(width: int, layers: int, block: int) -> Recipe:
     return Recipe.model_validate(facts)
 
 
+def _draw_batch(
+    ids: torch.Tensor, rows: int, block: int, draw: torch.Generator
+) -> torch.Tensor:
+    """Blocks of the text from random places."""
+    starts = torch.randint(len(ids) - block, (rows, 1), generator=draw)
+    return ids[starts + torch.arange(block)]
+
+
 def _train_steps(
-    model: Any,
-    recipe: Recipe,
-    ids: torch.Tensor,
-    steps: int,
-    shape: tuple[int, int],
-    seed: int,
-) -> Iterator[int]:
-    """Train on random blocks; gives back control after each step."""
-    rows, block = shape
+    model: Any, recipe: Recipe, batches: Iterable[torch.Tensor]
+) -> Iterator[torch.Tensor]:
+    """Train on one batch after the other; gives each back after its step."""
     optimizers = make_optimizers(model, recipe)
-    draw = torch.Generator().manual_seed(seed)
-    for step in range(1, steps + 1):
-        starts = torch.randint(len(ids) - block, (rows, 1), generator=draw)
-        batch = ids[starts + torch.arange(block)]
+    for batch in batches:
         model(batch, labels=batch).loss.backward()
         torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)
         for optimizer in optimizers:
             optimizer.step()
             optimizer.zero_grad()
-        yield step
+        yield batch
 
 
 @torch.no_grad()

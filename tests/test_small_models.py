@@ -11,11 +11,22 @@ TEXTS = [f"def f{n}(x):\n    return x + {n}\n" for n in range(60)]
 SHAPE = {"width": 64, "layers": 1, "block": 16, "rows": 2}
 
 
-def test_frequencies_are_counted_with_one_for_each_token():
-    seen = torch.tensor([0, 0, 0, 1])
-    bits = frequency_bits(seen, torch.tensor([0, 1, 2]), 3)
-    shares = [4 / 7, 2 / 7, 1 / 7]
+def test_frequencies_leave_no_token_impossible():
+    bits = frequency_bits(torch.tensor([3, 1, 0]), torch.tensor([0, 1, 2]))
+    shares = [3.1 / 4.3, 1.1 / 4.3, 0.1 / 4.3]
     assert math.isclose(bits, -sum(map(math.log2, shares)), rel_tol=1e-5)
+
+
+def test_frequencies_count_what_the_model_has_read_and_no_more():
+    tokenizer = train_bpe(TEXTS, 290)
+    yard = "Q" * 400  # no text but the last, which is far longer than what is read
+    texts = [*TEXTS, "Q" * 200_000]
+    few, many = (
+        train_small(tokenizer, texts[:count], yard, 4e7, **SHAPE)
+        for count in (len(TEXTS), len(texts))
+    )
+    assert few.frequencies[-1] > 7  # a token that was never read
+    assert many.frequencies[0] > many.frequencies[-1]  # read, and more often later
 
 
 def test_a_model_learns_and_repeats():
@@ -25,7 +36,7 @@ def test_a_model_learns_and_repeats():
     ]
     assert judged[0] == judged[1]
     assert judged[0].bits[-1] < judged[0].bits[0]
-    assert judged[0].bits[-1] < judged[0].frequencies
+    assert judged[0].bits[-1] < judged[0].frequencies[-1]
 
 
 def test_the_same_computing_reads_less_with_a_larger_vocabulary():

@@ -268,10 +268,11 @@ def test_it_looks_like_chance():
         assert (
             np.abs(np.diff(rows)) == 1
         ).sum() < 15  # by chance, two stay neighbours
-    regular = (
-        places * 38_603 % len(places)
-    )  # a permutation too, but one with a pattern
-    assert oddity(regular[:-1], regular[1:]) > 1000
+    # permutations too, but with a pattern: as they lie, backwards, shuffled inside blocks only
+    blockwise = np.lexsort((rows, places // 64))
+    regular = places * 38_603 % len(places)
+    for order in (places, places[::-1], blockwise, regular):
+        assert oddity(order[:-1], order[1:]) > 1000
 
 
 # the loader -------------------------------------------------------------------------------------

@@ -103,6 +103,16 @@ def turned_by_seed(seed, epoch, place, size):
     return (place + 101 * seed + epoch) % size
 
 
+def turned_backwards(seed, epoch, place, size):
+    return (101 * seed + epoch - place) % size
+
+
+def within_blocks(seed, epoch, place, size):
+    start = place // 64 * 64
+    order = np.random.default_rng([seed, epoch, start]).permutation(min(64, size - start))
+    return start + order[place - start]
+
+
 def drawn(seed, epoch, place, size):
     return np.random.default_rng([seed, epoch, place]).integers(size)
 
@@ -143,6 +153,8 @@ lesson.refuse(
     batches=[
         flow_of(shuffled_once, dealt),
         flow_of(drawn, dealt),
+        flow_of(turned_backwards, dealt),
+        flow_of(within_blocks, dealt),
         flow_of(turned, dealt),
         flow_of(turned_by_seed, dealt),
         flow_of(shuffled, in_pieces),
@@ -171,6 +183,17 @@ def edge_before(edges):
     return np.tril(np.equal.outer(document, document)).tolist()
 
 
+def in_ones_and_zeros(edges, right=may_look):
+    return [[int(see) for see in row] for row in right(edges)]
+
+
+def in_numpy(edges, right=may_look):
+    return np.array(right(edges))
+
+
+# These are right answers, too, and are taken.
+for may_look in (in_ones_and_zeros, in_numpy):
+    lesson.solution("08.2")
 lesson.refuse("08.2", may_look=[all_before, both_ways, edge_before])
 
 # %% 08.3

@@ -38,7 +38,7 @@ from stages.corpus import (
     words_at,
     write_rows,
 )
-from stages.near_duplicates import repeats, similar_pairs, suspects
+from stages.near_duplicates import Pair, repeats, similar_pairs, suspects
 from utils.artifacts import read_json, sealed, write_json
 from utils.errors import CourseError
 
@@ -69,7 +69,9 @@ def clean_rows(rows: Iterator[Row], facts: list[Row]) -> Iterator[Row]:
 
 def clean_files(rows: Path, folder: Path, data: Any, rank: int, world: int) -> None:
     """Clean this task's share of the files."""
-    for path in sorted(rows.glob("*.parquet"))[rank::world]:
+    files = sorted(rows.glob("*.parquet"))
+    mine = files[rank::world]
+    for path in mine:
         facts: list[Row] = []
         cleaned = clean_rows(rows_of(path), facts)
         write_rows(folder / f"clean-{path.name}", CORPUS, cleaned)
@@ -124,24 +126,38 @@ def cleaned_rows(folder: Path, kept: set[int]) -> Iterator[Row]:
 def find_suspects(folder: Path, data: Any, rank: int, world: int) -> None:
     """One task: drop exact duplicates, and pair the texts whose signatures look alike."""
     passed, _, kept = drop_exact(folder)
-    pairs = suspects(np.stack([row["signature"] for row in passed]))
-    write_rows(folder / "spool.part", CORPUS, cleaned_rows(folder, kept), "none")
-    np.save(folder / "pairs.npy", np.array(pairs, float).reshape(-1, 3))
+    signatures = [row["signature"] for row in passed]
+    pairs = suspects(np.stack(signatures))
+    rows = cleaned_rows(folder, kept)
+    write_rows(folder / "spool.part", CORPUS, rows, "none")
+    write_pairs(folder / "pairs.npy", pairs)
 
 
 def compare_pairs(folder: Path, data: Any, rank: int, world: int) -> None:
     """Compare this task's share of the pairs exactly."""
-    pairs = read_pairs(folder / "pairs.npy")[rank::world]
-    places = {place for later, earlier, _ in pairs for place in (later, earlier)}
-    near = similar_pairs(pairs, words_at(folder / "spool.part", places))
-    np.save(folder / f"near-{rank:05}.npy", np.array(near, float).reshape(-1, 3))
+    pairs = read_pairs(folder / "pairs.npy")
+    mine = pairs[rank::world]
+    places = set()
+    for later, earlier, _ in mine:
+        places |= {later, earlier}
+    words = words_at(folder / "spool.part", places)
+    near = similar_pairs(mine, words)
+    write_pairs(folder / f"near-{rank:05}.npy", near)
 
 
-def read_pairs(path: Path) -> list[tuple[int, int, float]]:
+def write_pairs(path: Path, pairs: list[Pair]) -> None:
+    """Save pairs of rows, of which there may be none."""
+    table = np.array(pairs, float)
+    np.save(path, table.reshape(-1, 3))
+
+
+def read_pairs(path: Path) -> list[Pair]:
     """Pairs of rows (later, earlier) with their similarity."""
-    return [
-        (int(later), int(earlier), like) for later, earlier, like in np.load(path)
-    ]
+    pairs = []
+    for later, earlier, like in np.load(path):
+        pair = (int(later), int(earlier), float(like))
+        pairs.append(pair)
+    return pairs
 
 
 def write_corpus(

@@ -82,7 +82,9 @@ def train(job: Job) -> None:
             f"  {steps:,} steps, {large_figures.MOST_EPOCHS} epochs, in place of {job.recipe.steps:,}"
         )
     path = write_recipe(recipe, job.folder / "recipe.toml")
-    wait_for([*launcher(count_cards()), "-m", "stages.training", str(path)], folder)
+    start = launcher(count_cards())
+    start += ["-m", "stages.training", str(path)]
+    wait_for(start, folder)
     newest = newest_checkpoint(folder)
     done = large_figures.step_of(newest)
     if done < steps:
@@ -118,7 +120,9 @@ def launcher(cards: int) -> list[str]:
         return [sys.executable]
     config = ROOT / "launch" / "ddp.yaml"
     command = [sys.executable, "-m", "accelerate.commands.launch"]
-    return [*command, "--config_file", str(config), "--num_processes", str(cards)]
+    command += ["--config_file", str(config)]
+    command += ["--num_processes", str(cards)]
+    return command
 
 
 def wait_for(command: list[str], folder: Path) -> None:
@@ -165,7 +169,9 @@ def take(job: Job, step: Step) -> None:
     target = job.place(step.name)
     inputs = {}
     for name in step.needs:
-        inputs[name] = (read_manifest(job.place(name)) or {}).get("hash")
+        source = job.place(name)
+        known = read_manifest(source) or {}
+        inputs[name] = known.get("hash")
     facts = {"settings": step.settings, "inputs": inputs}
     manifest = read_manifest(target)
     if manifest is None:

@@ -39,7 +39,8 @@ class Job:
 
     def place(self, name: str) -> Path:
         """The folder of a step's result."""
-        if self.own and name in ("tokens", "tokenizer"):
+        theirs = ("tokens", "tokenizer")
+        if self.own and name in theirs:
             return self.recipe.place(name)
         return self.folder / name
 
@@ -51,7 +52,10 @@ def list_packages(path: Path) -> list[str]:
     except (OSError, ValueError) as error:
         what = f"the list of packages cannot be read: {error}"
         raise CourseError(what, path, "a text file, one name a line") from error
-    names = [line.split("#")[0].strip() for line in lines]
+    names = []
+    for line in lines:
+        name, _, _ = line.partition("#")
+        names.append(name.strip())
     return [name for name in names if name]
 
 
@@ -82,7 +86,7 @@ def fetched_trees(job: Job) -> list[Tree]:
     return trees
 
 
-def small_trees() -> list[Tree]:
+def small_trees(job: Job) -> list[Tree]:
     """About two megabytes of small packages of the environment, by name: no network is needed."""
     trees = []
     room = large_figures.SOURCES["environment"][0]
@@ -116,8 +120,8 @@ def make_corpus(job: Job, folder: Path) -> None:
 
         report = corpus.build_from_rows(hub_rows(load_dataset(**HUB)), folder)
     else:
-        rehearsed = job.source == "environment"
-        trees = small_trees() if rehearsed else fetched_trees(job)
+        find = small_trees if job.source == "environment" else fetched_trees
+        trees = find(job)
         report = corpus.build(trees, folder)
     write_json(folder / "report.json", report)
     print(
@@ -128,16 +132,20 @@ def make_corpus(job: Job, folder: Path) -> None:
 def make_tokenizer(job: Job, folder: Path) -> None:
     """Learn the vocabulary from a sample of the training text."""
     texts = corpus.read_texts(job.place("corpus"), "train", LEARNED_FROM)
-    train_bpe(texts, job.recipe.vocabulary or 0).save_pretrained(folder)
+    size = job.recipe.vocabulary or 0
+    tokenizer = train_bpe(texts, size)
+    tokenizer.save_pretrained(folder)
 
 
 def make_tokens(job: Job, folder: Path) -> None:
     """Encode the corpus into blocks."""
-    splits: Texts = {
-        name: corpus.read_texts(job.place("corpus"), name) for name in corpus.SPLITS
-    }
+    place = job.place("corpus")
+    splits: Texts = {}
+    for name in corpus.SPLITS:
+        splits[name] = corpus.read_texts(place, name)
     tokenizer = large_figures.load_tokenizer(job.place("tokenizer"))
-    header = write_store(folder, splits, tokenizer, job.recipe.block or 0)
+    block = job.recipe.block or 0
+    header = write_store(folder, splits, tokenizer, block)
     print(
         f"  {header['splits']['train']['tokens'] / 1e6:,.2f} M tokens to train on"
     )

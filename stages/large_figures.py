@@ -127,9 +127,12 @@ def disk_of(recipe: Recipe, parameters: int, text: float, tokens: float) -> floa
     A checkpoint has 12 bytes a weight. Besides those that are kept there are the best one and one
     that is being written.
     """
-    checkpoints = (recipe.keep or 2) + 2
-    width = 2 if (recipe.vocabulary or 0) <= 2**16 else 4
-    return 3 * text + width * tokens + checkpoints * 12 * parameters
+    checkpoints = 2 + (recipe.keep or 2)
+    states = 12 * parameters
+    wide = (recipe.vocabulary or 0) > 2**16
+    of_token = 4 if wide else 2
+    store = of_token * tokens
+    return 3 * text + store + checkpoints * states
 
 
 def bytes_of_token(vocabulary: int) -> Range:
@@ -204,8 +207,12 @@ def spread(values: Range, unit: float = 1, digits: int = 0) -> str:
     >>> spread((2e9, 3.5e9), 1e9, 1), spread((5, 5))
     ('2.0 to 3.5', '5')
     """
-    low, high = (f"{value / unit:,.{digits}f}" for value in values)
-    return low if low == high else f"{low} to {high}"
+    low, high = (value / unit for value in values)
+    first = f"{low:,.{digits}f}"
+    last = f"{high:,.{digits}f}"
+    if first == last:
+        return first
+    return f"{first} to {last}"
 
 
 def explain(recipe: Recipe, known: Forecast, machine: Machine, devices: int) -> str:
@@ -308,7 +315,9 @@ def text_of_rows(split: Split, tokenizer: Any, rows: int) -> bytes:
 def bytes_of_pieces(pieces: list[str]) -> bytes:
     """The bytes behind byte-level pieces, also where a row cuts a character in two."""
     numbers = {letter: byte for byte, letter in byte_letters().items()}
-    return bytes(numbers[letter] for piece in pieces for letter in piece)
+    letters = "".join(pieces)
+    known = [numbers[letter] for letter in letters]
+    return bytes(known)
 
 
 def log_lines(folder: Path, kind: str) -> Iterator[dict[str, Any]]:
@@ -316,7 +325,8 @@ def log_lines(folder: Path, kind: str) -> Iterator[dict[str, Any]]:
     with (folder / "log.jsonl").open(encoding="utf-8") as file:
         for line in file:
             entry = json.loads(line)
-            if entry["kind"] == kind:
+            known = entry["kind"]
+            if known == kind:
                 yield entry
 
 

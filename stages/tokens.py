@@ -272,7 +272,11 @@ class Mixture(Split):
     @property
     def sizes(self) -> list[tuple[int, int]]:
         """Of each source all its rows, and those of a turn."""
-        return [(sum(map(len, splits)), rows) for splits, rows in self.sources]
+        sizes = []
+        for splits, rows in self.sources:
+            size = sum(map(len, splits))
+            sizes.append((size, rows))
+        return sizes
 
     def rows_at(self, positions: np.ndarray, seed: int) -> np.ndarray:
         """The numbers of the rows at these positions; each source has an order of its own."""

@@ -64,6 +64,7 @@ def rows_of(split):
 # the turns ---------------------------------------------------------------------------------------
 
 
+@settings(deadline=None)
 @given(st.lists(st.integers(1, 40), min_size=1, max_size=5))
 def test_a_turn_has_each_source_as_often_as_asked_and_evenly_spread(rows):
     whose = take_turns(rows)

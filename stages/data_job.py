@@ -155,7 +155,9 @@ def read_pairs(path: Path) -> list[Pair]:
     """Pairs of rows (later, earlier) with their similarity."""
     pairs = []
     for later, earlier, like in np.load(path):
-        pair = (int(later), int(earlier), float(like))
+        later_row = int(later)
+        earlier_row = int(earlier)
+        pair = (later_row, earlier_row, float(like))
         pairs.append(pair)
     return pairs
 

@@ -144,7 +144,8 @@ def make_tokens(job: Job, folder: Path) -> None:
     for name in corpus.SPLITS:
         splits[name] = corpus.read_texts(place, name)
     tokenizer = large_figures.load_tokenizer(job.place("tokenizer"))
-    block = job.recipe.block or 0
+    recipe = job.recipe
+    block = recipe.block or 0
     header = write_store(folder, splits, tokenizer, block)
     print(
         f"  {header['splits']['train']['tokens'] / 1e6:,.2f} M tokens to train on"

@@ -271,7 +271,9 @@ def toml_value(value: Any) -> str:
     >>> toml_value(None), toml_value(["a"]), toml_value(True), toml_value(5e-4)
     ('"none"', '["a"]', 'true', '0.0005')
     """
-    return json.dumps("none" if value is None else value)
+    if value is None:
+        value = "none"
+    return json.dumps(value)
 
 
 def judge(checkpoint: Path | None, tokens: Path, most: int) -> dict[str, Any]:

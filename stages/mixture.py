@@ -62,7 +62,8 @@ def write_mixture(folder: Path, sources: Sources) -> dict[str, Any]:
             Path(os.path.relpath(store, folder)).as_posix() for store in stores
         ]
         hashes = [hash_of(store) for store in stores]
-        facts[name] = {"stores": paths, "hashes": hashes, "rows": rows}
+        source = {"stores": paths, "hashes": hashes}
+        facts[name] = source | {"rows": rows}
     header = {"format": 1, "sources": facts}
     check_mixture(header, folder)
     write_json(folder / MIXTURE, header)

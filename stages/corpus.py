@@ -416,14 +416,22 @@ def redact(text: str) -> tuple[str, Counter[str]]:
     return text, +counts
 
 
+def content_key(text: str) -> bytes:
+    """What two texts share if they are equal, white space aside.
+
+    >>> content_key("x = 1") == content_key("x=1\\n")
+    True
+    """
+    bare = text.encode().translate(None, b" \t\n\r\f\v")
+    return hashlib.blake2b(bare, digest_size=12).digest()
+
+
 def clean(rows: Rows, rejected: Rejected, passed: list[Row]) -> Iterator[Row]:
     """Filter, drop exact duplicates (whitespace aside), redact; `passed` gets facts of the rest."""
     first_paths: dict[bytes, str] = {}
     for row in rows:
-        data = row["content"].encode()
-        bare = data.translate(None, b" \t\n\r\f\v")
-        key = hashlib.blake2b(bare, digest_size=12).digest()
-        reason, detail = objection(row, measure(data))
+        key = content_key(row["content"])
+        reason, detail = objection(row, measure(row["content"].encode()))
         if not reason and key in first_paths:
             reason, detail = "exact duplicate", first_paths[key]
         if reason:
@@ -517,7 +525,20 @@ def build_from_rows(
     if not passed:
         what = "no document passed the filters"
         raise CourseError(what, folder, "choose other sources")
-    gone = near_repeats(passed, spool)
+    return finish(
+        folder, spool, passed, near_repeats(passed, spool), rejected, shard
+    )
+
+
+def finish(
+    folder: Path,
+    spool: Path,
+    passed: list[Row],
+    gone: dict[int, int],
+    rejected: Rejected,
+    shard: int = 16_000_000,
+) -> Row:
+    """Leave out near duplicates, split what is kept, write it; returns what `build` reports."""
     for later, earlier in gone.items():
         row = passed[later]
         original = passed[earlier]["path"]

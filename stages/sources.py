@@ -122,7 +122,8 @@ def fetch_wheel(project: str, folder: Path) -> Path:
             what, "fetch_wheel", "give a name: attrs, or attrs==25.4.0"
         )
     command = [sys.executable, "-m", "pip", "download", "--quiet", "--no-deps"]
-    command += ["--only-binary", ":all:", "--", project]
+    # For another Python than ours it is text as good as any.
+    command += ["--ignore-requires-python", "--only-binary", ":all:", "--", project]
     pip = subprocess.run(
         command, cwd=folder, capture_output=True, encoding="utf-8", errors="replace"
     )

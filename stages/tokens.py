@@ -5,6 +5,7 @@
 Each split is one stream: an end token, then every document with one behind it. Row k is the tokens
 k*block … (k+1)*block, both included: it shares a token with its neighbour, so that as inputs and
 targets (`split_rows`) the rows predict each token once. Shards are mapped, never read whole.
+Several stores are read as one where `stages.mixture` says so.
 """
 
 from __future__ import annotations
@@ -13,7 +14,7 @@ import itertools
 import json
 import math
 from collections.abc import Iterable, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import cached_property
 from pathlib import Path
 from typing import Annotated, Any, Literal
@@ -25,6 +26,9 @@ from pydantic import BaseModel, Field, StringConstraints
 from torch.utils.data import IterableDataset, get_worker_info
 
 from stages import evaluation
+from stages.mixture import MIXTURE, read_mixture
+from stages.order import count_before, shuffle_epochs, take_turns
+from stages.order import permute as permute
 from stages.tokenizer import BulkEncoder
 from utils.artifacts import hash_json, write_json
 from utils.errors import CourseError
@@ -151,7 +155,12 @@ def write_shards(
 
 
 def open_store(folder: Path, tokenizer: Any = None) -> dict[str, Split]:
-    """The splits of a token store, if it is complete and was made with this tokenizer."""
+    """The splits of a token store, if it is complete and was made with this tokenizer.
+
+    A folder that names several stores (`stages.mixture.write_mixture`) is opened as one.
+    """
+    if (folder / MIXTURE).is_file():
+        return open_mixture(folder, tokenizer)
     try:
         content = (folder / HEADER).read_bytes()
         header = StoreHeader.model_validate_json(content).model_dump()
@@ -186,6 +195,10 @@ class Split:
     def __len__(self) -> int:
         return self.tokens // self.header["block"]
 
+    def rows_at(self, positions: np.ndarray, seed: int) -> np.ndarray:
+        """The numbers of the rows at these positions of an endless stream of epochs."""
+        return shuffle_epochs(positions, len(self), seed)
+
     @cached_property
     def streams(self) -> list[np.ndarray]:
         """The tokens of each shard, mapped; what is written to them does not reach the file."""
@@ -217,7 +230,7 @@ class Split:
 
     def gather(self, rows: np.ndarray) -> np.ndarray:
         """The rows with these numbers, in this order."""
-        # first, because it holds the files to the header
+        # First, because it holds the files to the header.
         tables = self.tables
         shape = (len(rows), self.header["block"] + 1)
         result = np.empty(shape, self.header["dtype"])
@@ -236,6 +249,103 @@ class Split:
     def bits_per_byte(self, loss: float) -> float:
         """A mean loss in nats a token, as bits for each byte of the text."""
         return evaluation.bits_per_byte(loss, self.tokens, self.bytes)
+
+
+@dataclass(frozen=True)
+class Mixture(Split):
+    """Splits of several stores in turn; `sources` has those of each source, and its rows in a turn.
+
+    Row numbers go through all stores. Each source is an endless stream of its own epochs; `len()`
+    is the number of positions after which the first of them begins again.
+    """
+
+    sources: list[tuple[list[Split], int]] = field(default_factory=list)
+
+    def __len__(self) -> int:
+        return min(size * self.turn // rows for size, rows in self.sizes)
+
+    @property
+    def turn(self) -> int:
+        """The rows of one turn."""
+        return sum(rows for _, rows in self.sources)
+
+    @property
+    def sizes(self) -> list[tuple[int, int]]:
+        """Of each source all its rows, and those of a turn."""
+        sizes = []
+        for splits, rows in self.sources:
+            size = sum(map(len, splits))
+            sizes.append((size, rows))
+        return sizes
+
+    def rows_at(self, positions: np.ndarray, seed: int) -> np.ndarray:
+        """The numbers of the rows at these positions; each source has an order of its own."""
+        whose = take_turns([rows for _, rows in self.sources])
+        before = count_before(whose)
+        turns, places = np.divmod(positions, self.turn)
+        result = np.empty_like(positions)
+        start = 0
+        for number, (size, rows) in enumerate(self.sizes):
+            here = whose[places] == number
+            own = turns[here] * rows + before[places[here]]
+            result[here] = start + shuffle_epochs(own, size, seed + number)
+            start += size
+        return result
+
+    def gather(self, rows: np.ndarray) -> np.ndarray:
+        """The rows with these numbers, in this order."""
+        splits = [split for part, _ in self.sources for split in part]
+        ends = np.cumsum([len(split) for split in splits])
+        shape = (len(rows), self.header["block"] + 1)
+        result = np.empty(shape, self.header["dtype"])
+        owners = np.searchsorted(ends, rows, side="right")
+        for owner in np.unique(owners):
+            here = owners == owner
+            inside = rows[here] - ends[owner]
+            result[here] = splits[owner].gather(inside + len(splits[owner]))
+        return result
+
+    def bits_per_byte(self, loss: float) -> float:
+        """A mean loss over rows in turn, in nats a token, as bits for each byte of their text."""
+        size = 0.0
+        for splits, rows in self.sources:
+            tokens = sum(split.tokens for split in splits)
+            size += rows * sum(split.bytes for split in splits) / tokens
+        return loss / math.log(2) * self.turn / size
+
+
+def open_mixture(folder: Path, tokenizer: Any) -> dict[str, Split]:
+    """The splits of a mixture; a source that lacks a split, or has no row of it, takes no turn there."""
+    sources = []
+    for stores, rows in read_mixture(folder).values():
+        opened = [open_store(store, tokenizer) for store in stores]
+        sources.append((opened, rows))
+    everything = [splits for opened, _ in sources for splits in opened]
+    headers = [split.header for splits in everything for split in splits.values()]
+    for fact in ("tokenizer", "vocabulary", "end", "dtype", "block"):
+        values = sorted({str(header[fact]) for header in headers})
+        if len(values) > 1:
+            what = f"the stores of a mixture differ in {fact}: {', '.join(values)}"
+            raise CourseError(what, folder, "write them alike")
+    names = dict.fromkeys(name for splits in everything for name in splits)
+    return {name: mix_split(folder, name, headers[0], sources) for name in names}
+
+
+def mix_split(folder: Path, name: str, header: dict, opened: list) -> Split:
+    """One split of a mixture, of the stores that have rows of it."""
+    sources = []
+    counts = {"tokens": 0, "documents": 0, "bytes": 0}
+    for stores, rows in opened:
+        splits = [one[name] for one in stores if name in one and len(one[name])]
+        if splits:
+            sources.append((splits, rows))
+        for split in splits:
+            for fact in counts:
+                counts[fact] += getattr(split, fact)
+    if not sources:
+        what = f"{name!r} is shorter than one block in all stores"
+        raise CourseError(what, folder, AGAIN)
+    return Mixture(folder, name, header, **counts, shards=[], sources=sources)
 
 
 @dataclass(eq=False)
@@ -265,11 +375,7 @@ class Loader(IterableDataset):
 
     def rows_at(self, positions: np.ndarray) -> np.ndarray:
         """The numbers of the rows at these positions of an endless stream of epochs."""
-        epochs, rows = np.divmod(positions, len(self.split))
-        for epoch in np.unique(epochs):
-            here = epochs == epoch
-            rows[here] = permute(rows[here], len(self.split), self.seed, int(epoch))
-        return rows
+        return self.split.rows_at(positions, self.seed)
 
     def __iter__(self) -> Iterator[torch.Tensor]:
         info = get_worker_info()
@@ -289,37 +395,6 @@ class Loader(IterableDataset):
                 yield torch.from_numpy(part.astype(np.int64))
             if len(rows) < len(positions):
                 return
-
-
-def permute(places: np.ndarray, size: int, seed: int, epoch: int = 0) -> np.ndarray:
-    """Where each place of `0 … size - 1` goes: a Feistel network, walked until it is inside.
-
-    >>> permute(np.arange(5), 5, seed=42).tolist()
-    [3, 1, 4, 2, 0]
-    """
-    # a number is a pair: left * wide + right
-    width = math.isqrt(size - 1) + 1
-    wide = np.uint64(width)
-    high = np.uint64(-(-size // width))
-    state = np.random.SeedSequence([seed, epoch]).generate_state(6, np.uint64)
-    rows = np.array(places, np.uint64)
-    outside = np.arange(len(rows))
-    while len(outside):
-        left, right = np.divmod(rows[outside], wide)
-        # each line can be undone, by subtracting: so the whole is one to one
-        for one, two in state.reshape(3, 2):
-            left = (left + scatter_bits(right + one) % high) % high
-            right = (right + scatter_bits(left + two) % wide) % wide
-        rows[outside] = left * wide + right
-        outside = outside[rows[outside] >= size]
-    return rows.astype(np.int64)
-
-
-def scatter_bits(numbers: np.ndarray) -> np.ndarray:
-    """Scramble 64-bit numbers (splitmix64): each bit of a result depends on each bit of its number."""
-    numbers = (numbers ^ (numbers >> np.uint64(30))) * np.uint64(0xBF58476D1CE4E5B9)
-    numbers = (numbers ^ (numbers >> np.uint64(27))) * np.uint64(0x94D049BB133111EB)
-    return numbers ^ (numbers >> np.uint64(31))
 
 
 def split_rows(rows: torch.Tensor) -> dict[str, torch.Tensor]:

@@ -211,8 +211,11 @@ def fake_tensors() -> Iterator[LiveTensors]:
     """
     from transformers import masking_utils
 
+    def one_text(position_ids: torch.Tensor) -> torch.Tensor | None:
+        return None
+
     look = masking_utils.find_packed_sequence_indices
-    masking_utils.find_packed_sequence_indices = lambda positions: None
+    masking_utils.find_packed_sequence_indices = one_text
     try:
         with FakeTensorMode(), LiveTensors() as live:
             yield live

@@ -311,8 +311,8 @@ def test_a_forecast_by_hand():
     known = large_figures.forecast(recipe, text, tokens, machine, 1)
     assert known.steps == (50_000, 50_000)
     work = (6 * known.parameters + 12 * 12 * 768 * 1024) * 50_000 * 192 * 1024
-    assert known.hours[0] == pytest.approx(work / (989e12 * 0.30) / 3600)
-    assert known.hours[1] == pytest.approx(work / (989e12 * 0.10) / 3600)
+    assert known.hours[0] == pytest.approx(work / (989e12 * 0.29) / 3600)
+    assert known.hours[1] == pytest.approx(work / (989e12 * 0.08) / 3600)
     disk = 3 * 4e10 + 2 * 1e10 / 0.9 + 4 * 12 * known.parameters
     assert known.disk[0] == pytest.approx(disk)
     two = large_figures.forecast(recipe, text, tokens, machine, 2)

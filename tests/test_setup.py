@@ -314,8 +314,8 @@ def test_readme_shows_the_profiles_as_they_are(profile: Any) -> None:
 def test_readme_names_the_lessons_that_a_large_profile_changes() -> None:
     section = read("README.md").split("## Profiles")[1].split("\n## ")[0]
     larger = [path for path in select() if "gpu" in sizes(path)]
-    numbers = " and ".join(path.name[:2] for path in larger)
-    assert f"`gpu` changes the sizes of lessons {numbers}," in section
+    *numbers, last = [path.name[:2] for path in larger]
+    assert f"sizes of lessons {', '.join(numbers)} and {last};" in section
     assert "`cluster` takes the\nsame sizes" in section
     assert [path for path in select() if "cluster" in sizes(path)] == []
     expected = {path.stem for path in (ROOT / "expected").glob("*.toml")}

@@ -760,34 +760,42 @@ def test_memory_that_ends_within_the_update_ends_the_run(
     assert all(torch.equal(mine[name], theirs[name]) for name in theirs)
 
 
+# In a process of its own, because one that ran other tests has free memory of its own.
+NO_ROOM_FOR_STATES = """
+import os, resource, sys
+from stages import training
+from stages.recipe import Recipe
+from stages.step import Step
+
+def apply(step, share, norm):
+    pages = int(open("/proc/self/statm").read().split()[0])
+    size = pages * os.sysconf("SC_PAGE_SIZE")
+    limits = resource.getrlimit(resource.RLIMIT_AS)
+    resource.setrlimit(resource.RLIMIT_AS, (size + 2**24, limits[1]))
+    try:
+        real(step, share, norm)
+    finally:
+        resource.setrlimit(resource.RLIMIT_AS, limits)
+
+real, Step.apply = Step.apply, apply
+training.pretrain(Recipe.load(sys.argv[1]))
+"""
+
+
 @pytest.mark.skipif(
     not sys.platform.startswith("linux"), reason="limits of memory are Linux's"
 )
 @pytest.mark.parametrize("optimizer", ["adamw", "muon"])
 def test_states_that_the_machine_cannot_hold_end_the_run(
-    recipe: Recipe,
-    monkeypatch: pytest.MonkeyPatch,
-    optimizer: str,
+    recipe: Recipe, optimizer: str
 ) -> None:
     """A real limit on the process: the first update allocates the optimizer's states."""
-    import resource
-
-    limits = resource.getrlimit(resource.RLIMIT_AS)
-    real = Step.apply
-
-    def apply(self: Step, share: float, norm: torch.Tensor) -> None:
-        size = int(Path("/proc/self/statm").read_text().split()[0]) * os.sysconf(
-            "SC_PAGE_SIZE"
-        )
-        resource.setrlimit(resource.RLIMIT_AS, (size + 2**24, limits[1]))
-        try:
-            real(self, share, norm)
-        finally:
-            resource.setrlimit(resource.RLIMIT_AS, limits)
-
-    monkeypatch.setattr(Step, "apply", apply)
-    with pytest.raises(CourseError, match="memory ran out"):
-        pretrain(recipe.change(optimizer=optimizer, model={"vocab_size": 600_000}))
+    large = recipe.change(optimizer=optimizer, model={"vocab_size": 600_000})
+    path = write_recipe(large)
+    command = [sys.executable, "-c", NO_ROOM_FOR_STATES, str(path)]
+    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True)
+    assert done.returncode == 1
+    assert "CourseError" in done.stderr and "memory ran out" in done.stderr
 
 
 def test_one_row_too_many_for_memory_is_a_plain_error(

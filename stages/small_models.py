@@ -58,7 +58,7 @@ def train_small(
     ids = _to_stream(encode, texts, end)
     yard_ids = _to_stream(encode, [yard], end)
     size = len(yard.encode())
-    recipe = _small_recipe(width, layers, block)
+    recipe = _small_recipe(width, layers, block).change(seed=seed)
     model = build_model(recipe, tokenizer)
     cost = flops_per_token(model, block) * rows * block
     looks = [round(budget / cost * part) for part in PARTS]

@@ -4,6 +4,8 @@ import math
 
 import torch
 
+from stages import small_models
+from stages.recipe import build_model
 from stages.small_models import frequency_bits, train_small
 from stages.tokenizer import train_bpe
 
@@ -37,6 +39,22 @@ def test_a_model_learns_and_repeats():
     assert judged[0] == judged[1]
     assert judged[0].bits[-1] < judged[0].bits[0]
     assert judged[0].bits[-1] < judged[0].frequencies[-1]
+
+
+def test_a_seed_changes_the_first_weights(monkeypatch):
+    made = []
+
+    def build(recipe, tokenizer):
+        made.append(build_model(recipe, tokenizer))
+        return made[-1]
+
+    monkeypatch.setattr(small_models, "build_model", build)
+    tokenizer = train_bpe(TEXTS, 290)
+    for seed in (42, 42, 43):
+        train_small(tokenizer, TEXTS, TEXTS[7], 0, **SHAPE, seed=seed)
+    first, again, other = (next(model.parameters()) for model in made)
+    assert torch.equal(first, again)
+    assert not torch.equal(first, other)
 
 
 def test_the_same_computing_reads_less_with_a_larger_vocabulary():

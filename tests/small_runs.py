@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 import os
 import subprocess
 import sys
@@ -124,6 +125,19 @@ def at_step(
         return real(self, number, *rest)
 
     monkeypatch.setattr(Step, name, acting)
+
+
+def lose_gradients(monkeypatch: pytest.MonkeyPatch) -> None:
+    """From the fifth step on, one gradient is not a number."""
+    real = Step.forward_backward
+
+    def poisoned(self: Step, number: int) -> torch.Tensor:
+        loss = real(self, number)
+        if number >= 4:
+            next(self.model.parameters()).grad.fill_(math.nan)
+        return loss
+
+    monkeypatch.setattr(Step, "forward_backward", poisoned)
 
 
 def die(*_: Any) -> None:

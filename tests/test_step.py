@@ -16,6 +16,7 @@ from small_runs import (  # noqa: F401
     die,
     inputs,
     log_lines,
+    lose_gradients,
     losses,
     recipe,
     weights,
@@ -92,15 +93,7 @@ def test_rare_reports_change_no_loss(recipe: Recipe, calm: Recipe) -> None:
 def test_lost_gradients_are_noticed_at_a_rare_report_and_nothing_bad_is_saved(
     recipe: Recipe, monkeypatch: pytest.MonkeyPatch, optimizer: str
 ) -> None:
-    real = Step.forward_backward
-
-    def poisoned(self: Step, number: int) -> torch.Tensor:
-        loss = real(self, number)
-        if number >= 4:
-            next(self.model.parameters()).grad.fill_(math.nan)
-        return loss
-
-    monkeypatch.setattr(Step, "forward_backward", poisoned)
+    lose_gradients(monkeypatch)
     with pytest.raises(CourseError, match="not finite 5 steps in a row"):
         pretrain(recipe.change(log_every=12, optimizer=optimizer))
     one, two = weights(recipe, 4), weights(recipe, 8)

@@ -29,6 +29,7 @@ from small_runs import (  # noqa: F401
     inputs,
     launch,
     log_lines,
+    lose_gradients,
     losses,
     recipe,
     small_recipe,
@@ -255,14 +256,7 @@ def test_dropout_goes_on_to_the_same_bits_too(
     recipe: Recipe,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    noisy = recipe.change(model={"attention_dropout": 0.3})
-    twin = noisy.change(folder=recipe.folder + "-twin")
-    pretrain(twin)
-    with monkeypatch.context() as patch, pytest.raises(Killed):
-        at_step(patch, 9, die)
-        pretrain(noisy)
-    pretrain(noisy)
-    assert losses(noisy) == losses(twin)
+    check_resume(recipe, monkeypatch)
 
 
 ALL_AT_ONCE: list[dict[str, Any]] = [
@@ -623,15 +617,7 @@ def test_gradients_that_are_not_finite_are_not_applied(
     recipe: Recipe,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    real = Step.forward_backward
-
-    def poisoned(self: Step, number: int) -> torch.Tensor:
-        loss = real(self, number)
-        if number >= 4:
-            next(self.model.parameters()).grad.fill_(math.nan)
-        return loss
-
-    monkeypatch.setattr(Step, "forward_backward", poisoned)
+    lose_gradients(monkeypatch)
     with pytest.raises(
         CourseError, match="not finite 5 steps in a row.*\n.*\n.*lower the rate"
     ):

@@ -26,6 +26,8 @@ from utils.archives import unpack
 from utils.assets import Asset, catalogue, find, home, pins
 from utils.errors import CourseError
 
+# What is read of a download at once, in bytes.
+BLOCK = 1_000_000
 LINK = re.compile(r'<a\s[^>]*?href="([^"#]+)(?:#sha256=(\w+))?"')
 
 
@@ -100,7 +102,7 @@ def get_archive(project: str) -> Path:
                 if digest != sha256 and (digest or not name.startswith(start)):
                     continue
                 with open_place(url, settings) as source, path.open("wb") as file:
-                    shutil.copyfileobj(source, file)
+                    copy(source, file)
                 if artifacts.hash_file(path) == sha256:
                     return path
                 problem = "it does not have the SHA-256 that assets.txt pins"
@@ -111,6 +113,22 @@ def get_archive(project: str) -> Path:
             problem = str(error)
     what = f"{project} {version} could not be fetched: {problem}"
     raise CourseError(what, ", ".join(places), way)
+
+
+def copy(source: Any, file: Any) -> None:
+    """Copy a download, and on a terminal show how much has come."""
+    fetched = 0
+    while block := source.read(BLOCK):
+        file.write(block)
+        fetched += len(block)
+        show(f"{fetched / 1e6:.0f} MB have come")
+    show("unpacking")
+
+
+def show(text: str) -> None:
+    """Draw the one line that moves, on a terminal only; an empty text wipes it away."""
+    if sys.stdout.isatty():
+        print(f"\r\033[K  {text}" if text else "\r\033[K", end="", flush=True)
 
 
 def fetch(item: Asset, again: bool = False) -> None:
@@ -128,8 +146,11 @@ def fetch(item: Asset, again: bool = False) -> None:
         # One at a time, since two assets may be taken from one archive.
         with FileLock(home() / ".fetch.lock"):
             facts = {"name": item.name, "archives": item.archives}
-            with artifacts.sealed(item.folder, facts) as folder:
-                fill(item, folder)
+            try:
+                with artifacts.sealed(item.folder, facts) as folder:
+                    fill(item, folder)
+            finally:
+                show("")
     print(f"      {'':22} done in {time.perf_counter() - start:.0f} s")
 
 
@@ -146,6 +167,7 @@ def fill(item: Asset, folder: Path) -> None:
             way = "do not use it: its SHA-256 differs from the pinned one"
             raise CourseError(what, folder, way)
     if item.prepare:
+        show("preparing it, once")
         with contextlib.redirect_stderr(io.StringIO()):  # bars
             PREPARE[item.prepare](folder)
 

@@ -1,5 +1,6 @@
 """Assets: fetched by hash from where pip looks, checked at use. Servers are started here."""
 
+import dataclasses
 import functools
 import http.server
 import io
@@ -148,6 +149,37 @@ def test_fetch_then_use(toys, capsys):
     assert assets.asset("toy") == str(toys["toy"].folder)
     assert "licence MIT | from us" in capsys.readouterr().out
     assert not (assets.home() / "archives").exists()
+
+
+def test_on_a_terminal_a_download_moves_and_leaves_nothing(
+    toys, index, monkeypatch, capsys
+):
+    toys["toy"] = dataclasses.replace(toys["toy"], prepare="nothing")
+    monkeypatch.setitem(fetch.PREPARE, "nothing", lambda folder: None)
+    monkeypatch.setattr(fetch, "BLOCK", 100)
+    monkeypatch.setattr(fetch.sys.stdout, "isatty", lambda: True, raising=False)
+    assert run("toy") == 0
+    first, *moving, last = capsys.readouterr().out.split("\r\033[K")
+    assert first.startswith("asset toy") and "done in" in last
+    size = sum(len(text) for text in moving if "MB have come" in text)
+    assert size > len("  0 MB have come")
+    assert moving[-2:] == ["  unpacking", "  preparing it, once"]
+    assert not any("\n" in text for text in moving)
+
+
+def test_a_download_that_fails_leaves_no_line_behind(
+    toys, shelf, monkeypatch, capsys
+):
+    broken = shelf / "toy-1.0-py3-none-any.whl"
+    broken.write_bytes(broken.read_bytes() + b"!")
+    monkeypatch.setattr(fetch.sys.stdout, "isatty", lambda: True, raising=False)
+    assert run("toy") == 2
+    assert capsys.readouterr().out.endswith("\r\033[K")
+
+
+def test_a_log_gets_no_moving_line(toys, capsys):
+    assert run("toy") == 0
+    assert "\r" not in capsys.readouterr().out
 
 
 def test_an_sdist_is_a_file_and_its_build_script_never_runs(toys, tmp_path):

@@ -1,10 +1,12 @@
 """Records are of commits: what has changed since, or never was committed, is refused."""
 
+import json
+
 import pytest
 
 from course import checkout, report, results
 from course.results import Result
-from utils.errors import CourseError
+from utils.errors import ROOT, CourseError
 from utils.profiles import SMOKE
 
 
@@ -68,3 +70,13 @@ def test_a_run_of_other_code_is_no_record(course, monkeypatch):
     path = course.add("00_a.ipynb", "1 + 1")
     with pytest.raises(CourseError, match="has changed since it ran"):
         keep_one(monkeypatch, path, fingerprint="of another text")
+
+
+@pytest.mark.release
+@pytest.mark.parametrize("profile", ["smoke", "laptop"])
+def test_every_recorded_lesson_is_of_a_commit_that_can_be_checked_out(profile):
+    text = (ROOT / "results" / f"{profile}.json").read_text(encoding="utf-8")
+    lessons = json.loads(text)["notebooks"]
+    commits = {number: lesson["commit"] for number, lesson in lessons.items()}
+    assert len(commits) > 10
+    assert [n for n, name in commits.items() if name.endswith("-dirty")] == []

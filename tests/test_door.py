@@ -476,3 +476,17 @@ def test_the_lab_opens_her_copy_where_there_is_one(shelf, monkeypatch):
         "work/05_b.ipynb",
     ]
     assert called[::2] == [0, 0, 0]
+
+
+@pytest.mark.parametrize("user, told", [(0, True), (1000, False)])
+def test_the_lab_opens_also_where_root_is_the_only_user(
+    shelf, monkeypatch, user, told
+):
+    lines = []
+    monkeypatch.setattr(fetch, "fetch_all", lambda items: [])
+    monkeypatch.setattr(lab.os, "geteuid", lambda: user, raising=False)
+    monkeypatch.setattr(
+        lab.subprocess, "call", lambda line, cwd: lines.append(line)
+    )
+    lab.run("")
+    assert ("--allow-root" in lines[0]) == told

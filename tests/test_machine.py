@@ -190,6 +190,24 @@ def test_a_card_that_torch_cannot_use_is_named_with_what_to_type(
         machine.choose_device()
 
 
+@pytest.mark.parametrize("asked, line", [("", 0), ("cpu", 2)])
+def test_a_card_that_lies_idle_is_the_first_that_a_lesson_says(
+    machine_with_a_gpu, monkeypatch, capsys, asked, line
+):
+    monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: 0)
+    if asked:
+        monkeypatch.setenv("COURSE_DEVICE", asked)
+    held = torch.get_num_threads()
+    try:
+        Lesson("10", "smoke", 1)
+    finally:
+        torch.set_num_threads(held)
+    lines = capsys.readouterr().out.splitlines()
+    assert lines[line].startswith("device cpu (")
+    assert ("setup --torch cuda`" in lines[0]) == (not asked)
+
+
 @pytest.mark.parametrize("apple", [False, True])
 def test_the_device_that_is_asked_for_is_taken_or_refused(
     machine_with_a_gpu, monkeypatch, apple

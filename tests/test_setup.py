@@ -468,13 +468,14 @@ def test_troubleshooting_quotes_our_messages_as_they_are() -> None:
         path.read_text(encoding="utf-8")
         for path in python_files("utils", "stages", "course")
     ]
-    code = "\n".join([read("Makefile"), *files])
+    cell = read("course/templates/bootstrap.j2")
+    code = "\n".join([read("Makefile"), cell, *files])
     code = re.sub(r'"\s*\n\s*f?"', "", code)  # strings that go on in the next line
     blocks = re.findall(
         r"```console\n(.*?)```", read("docs/troubleshooting.md"), re.S
     )
     lines = [
-        line.removeprefix("CourseError: ")
+        re.sub(r"^(Course|Runtime)Error: ", "", line)
         for block in blocks
         for line in block.splitlines()
     ]

@@ -55,7 +55,7 @@ def texts() -> Iterator[tuple[str, str]]:
         for path in sorted((ROOT / package).rglob("*.py")):
             if path.name not in LINUX_ALONE:
                 yield path.name, path.read_text(encoding="utf-8")
-    for path in notebooks.select("00,01"):
+    for path in notebooks.select("00-02"):
         for code in notebooks.code_cells(path):
             yield path.name, code
 

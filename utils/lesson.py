@@ -52,14 +52,19 @@ class Lesson:
         self._checks: dict[str, Check] = {}
         machine.prepare(self.device, self.threads, seed)
         profile = f"profile {self.profile.name} ({reason})"
-        print(f"lesson {number} | {profile} | seed {seed}")
         facts = machine.machine_facts()
         libraries = ("python", "torch", "transformers", "datasets")
-        print(" | ".join(f"{name} {facts[name]}" for name in libraries))
+        lines = [f"lesson {number} | {profile} | seed {seed}"]
+        lines.append(" | ".join(f"{name} {facts[name]}" for name in libraries))
         warning = tight_memory(number, self.profile)
         if warning:
-            print(f"memory {warning}")
-        print(f"device {self.device}\ndtype {self.dtype}\nthreads {self.threads}")
+            lines.append(f"memory {warning}")
+        # That a card lies idle, and what to type, is said before all else.
+        idle = facts["gpu"] != "none" and self.device.value != "cuda"
+        place = 0 if idle and not machine.asked_device() else len(lines)
+        lines.insert(place, f"device {self.device}")
+        lines += [f"dtype {self.dtype}", f"threads {self.threads}"]
+        print("\n".join(lines))
 
     def pick(self, **sizes: Any) -> Any:
         """The value for this profile: `lesson.pick(smoke=200, laptop=5_000)`."""

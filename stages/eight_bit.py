@@ -73,10 +73,12 @@ class AdamW8bit(torch.optim.Optimizer):
             empty = torch.zeros_like(gradient)
             state.update(step=0, mean=pack(empty), square=pack(empty))
         state["step"] += 1
-        mean = unpack(*state["mean"], weight.shape)
+        codes, scale = state["mean"]
+        mean = unpack(codes, scale, weight.shape)
         mean.lerp_(gradient, 1 - first)
         state["mean"] = pack(mean)
-        square = unpack(*state["square"], weight.shape)
+        codes, scale = state["square"]
+        square = unpack(codes, scale, weight.shape)
         square.lerp_(gradient.square(), 1 - second)
         # A zero here would make the update endless, since it divides by the root.
         state["square"] = pack(square, least=1)

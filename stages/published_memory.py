@@ -126,8 +126,8 @@ def build_bert() -> Any:
         num_attention_heads=16,
         intermediate_size=4096,
         use_cache=False,
-        attn_implementation="eager",
     )
+    config._attn_implementation = "eager"
     # The contents are of no interest, and drawing them takes time on a real device.
     with patch.object(BertForSequenceClassification, "init_weights"):
         return BertForSequenceClassification(config).train()
@@ -212,9 +212,8 @@ def predict_mib(runs: Iterable[Run]) -> dict[Run, float]:
 def predict_rows() -> dict[Run | None, float]:
     """MiB of all runs that a row says or means; of data alone the context is all."""
     wanted = {run for row in ROWS for run in (row.said, row.run) if run}
-    predicted: dict[Run | None, float] = {None: float(CONTEXT)}
-    predicted.update(predict_mib(wanted))
-    return predicted
+    data_alone: dict[Run | None, float] = {None: float(CONTEXT)}
+    return data_alone | predict_mib(wanted)
 
 
 def row_cells(

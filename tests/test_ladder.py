@@ -14,7 +14,8 @@ from stages.eight_bit import AdamW8bit
 from stages.memory import measure_peak, predict_memory
 from tests.test_memory import cells_of
 
-CELLS = ["rung", "build", "step", "session", "selective-rung"]
+CELLS = ["rung", "build", "step", "step-2", "session", "fake-session"]
+CELLS += ["selective-rung"]
 RUNGS: dict[str, dict[str, Any]] = {
     "classic": {},
     "accumulation": {"micro": 1},

@@ -738,6 +738,8 @@ FORMS = {
         "loader = accelerator.prepare(loader)",
     ),
 }
+
+
 def hold(names: dict[str, dict[str, Any]], form: str, broken: bool = False) -> None:
     """Run a form of a lesson, changed or not, and the lesson's own check of its losses."""
     lesson, wanted, call, line, instead = FORMS[form]

@@ -75,12 +75,8 @@ def ground() -> dict[str, Any]:
     lesson.record = lambda name, value: records.update({name: value})
     names: dict[str, Any] = {"SEED": 42, "TOLERANCE": 1e-5, "weights": 1.0}
     names |= {"lesson": lesson, "records": records}
-    exec(
-        "from utils.show import COLOURS, format_bytes, show_figure, show_table",
-        names,
-    )
-    run_cells(names, GROUND)
-    run_cells(names, "summed")
+    exec(imports(), names)
+    run_cells(names, f"{GROUND} shares")
     return names
 
 
@@ -140,10 +136,10 @@ FAULTS = {
         "DistributedDataParallel(make_model())",
         "make_model()",
     ),
-    "ZeRO-2 sums where it should average": (
+    "each rank shards over itself alone": (
         f"{CUTS} zero2-run",
-        "    return model, adam(model)  # after",
-        "    model.set_gradient_divide_factor(1.0)\n    return model, adam(model)  # after",
+        "(dist.get_world_size(),))",
+        '(dist.get_world_size(), 1), mesh_dim_names=("a", "b"))["b"]',
     ),
     "ZeRO-3 without the rest of the model": (
         f"{CUTS} zero3-run",
@@ -176,19 +172,19 @@ FAULTS = {
         "slice(dist.get_rank() % 2, None, 2)",
     ),
     "copies of the shards do not exchange": (
-        "hsdp",
+        "square hsdp",
         "fully_shard(part, mesh=mesh)",
         'fully_shard(part, mesh=mesh["shards"])',
     ),
     "the averages are not loaded": (
         f"{CUTS} save resume resume-run",
-        "averages |= {name: tensors[name] for name in averages if name in tensors}",
-        "pass",
+        "dcp.load(tensors,",
+        "dcp.load({k: v for k, v in tensors.items() if k[:6] != 'state.'},",
     ),
     "the weights are not loaded": (
         f"{CUTS} save resume resume-run",
-        "weights |= {name: tensors[name] for name in weights}",
-        "pass",
+        "dcp.load(tensors,",
+        "dcp.load({k: v for k, v in tensors.items() if k[:6] == 'state.'},",
     ),
 }
 RUNS = {
@@ -196,6 +192,7 @@ RUNS = {
     "zero2-run": "same('ZeRO-2', launch(run, fsdp, 2)[0])",
     "zero3-run": "same('ZeRO-3', launch(run, fsdp, 3)[0])",
 }
+SOURCES["square"] = SOURCES["mesh"].split("def two_cuts")[0]
 RUN = SOURCES["sharded-run"].split("same(")[0]
 SOURCES |= {name: RUN + call for name, call in RUNS.items()}
 

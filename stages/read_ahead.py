@@ -5,10 +5,10 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
-from typing import TypeVar
+from typing import Any, TypeVar
 
 Item = TypeVar("Item")
-END = object()
+END: Any = object()
 
 
 def read_ahead(items: Iterator[Item], count: int) -> Iterator[Item]:

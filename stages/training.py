@@ -51,7 +51,7 @@ def make_accelerator(recipe: Recipe) -> Any:
     folder = recipe.place("folder")
     # Gradients lie where they are exchanged, and not twice.
     copies = DistributedDataParallelKwargs(gradient_as_bucket_view=True)
-    # The roll call gives up before the exchanges do: it can say who is missing.
+    # The roll call gives up first, with an error that can be told; a GPU's library ends the process.
     exchanges = InitProcessGroupKwargs(timeout=runs.PATIENCE * 1.2)
     accelerator = Accelerator(
         cpu=cpu,
@@ -146,7 +146,7 @@ def pretrain(recipe: Recipe) -> None:
     with run.locked(), run.stoppable():
         step = begin(run)
         while not run.ends_here:
-            with plain_failures(run):
+            with plain_failures(run, step):
                 advance(run, step)
         run.finish_saving()
         if run.hub:
@@ -205,7 +205,7 @@ def advance(run: Run, step: Step) -> None:
 
 
 @contextlib.contextmanager
-def plain_failures(run: Run) -> Iterator[None]:
+def plain_failures(run: Run, step: Step) -> Iterator[None]:
     """Say plainly that memory ran out, or that another process of the run is gone."""
     number = run.step + 1
     try:
@@ -216,16 +216,14 @@ def plain_failures(run: Run) -> Iterator[None]:
         if should_reduce_batch_size(error):
             # Some weights may have moved and others not.
             what = "memory ran out; all since the last checkpoint is lost"
-            micro = run.progress["micro"]
-            where = f"step {number}, {micro} rows at once"
-            fix = f"set micro={max(1, micro // 2)}, or take a smaller model"
+            where = f"step {number}, {step.micro} rows at once"
+            fix = f"set micro={max(1, step.micro // 2)}, or take a smaller model"
             raise CourseError(what, where, fix) from error
         if run.world == 1 or not is_of_exchange(error):
             raise
         what = f"{run.find_missing()} is gone, or silent for too long"
         fix = "look at that process's last words; the same command goes on from the last checkpoint"
-        where = f"step {number}, rank {run.accelerator.process_index}"
-        raise CourseError(what, where, fix) from error
+        raise CourseError(what, f"step {number}, rank {step.rank}", fix) from error
 
 
 def is_of_exchange(error: Exception) -> bool:

@@ -112,6 +112,13 @@ def weights(recipe: Recipe, step: int = 12) -> dict[str, torch.Tensor]:
     )
 
 
+def check_same_bits(one: Recipe, two: Recipe) -> None:
+    """Two runs had the same losses in every step, and left the same weights."""
+    assert losses(one) == losses(two)
+    mine, theirs = weights(one), weights(two)
+    assert all(torch.equal(mine[name], theirs[name]) for name in theirs)
+
+
 def checkpoint_names(recipe: Recipe) -> list[str]:
     return sorted(path.name for path in recipe.place("folder").glob("checkpoint-*"))
 

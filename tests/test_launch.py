@@ -14,6 +14,7 @@ import re
 import signal
 import subprocess
 import sys
+import tempfile
 import time
 from collections.abc import Iterator
 from pathlib import Path
@@ -216,6 +217,15 @@ def test_the_end_of_the_last_rank_is_not_missed(monkeypatch, tmp_path):
 def test_a_launch_needs_no_port(monkeypatch):
     monkeypatch.setenv("MASTER_ADDR", "nowhere.invalid")
     monkeypatch.setenv("MASTER_PORT", "1")
+    assert launch(lambda: dist.get_world_size(), world=2) == [2, 2]
+
+
+@slow
+@forks
+def test_ranks_meet_in_a_folder_whose_name_has_a_space(monkeypatch, tmp_path):
+    folder = tmp_path / "my files"
+    folder.mkdir()
+    monkeypatch.setattr(tempfile, "tempdir", str(folder))
     assert launch(lambda: dist.get_world_size(), world=2) == [2, 2]
 
 

@@ -64,6 +64,7 @@ def run(asked: str = "", tests: bool = False) -> bool:
         what = f"packages of {file.name}"
         install(what, "-c", CONSTRAINTS, "-r", file, "setuptools")
     install("course", "--no-deps", "--no-build-isolation", "-e", CHECKOUT)
+    compile_packages()
     if asked not in ("auto", torch_kind()):
         what = f"PyTorch for {asked} was asked for, and pip has none of that build"
         raise CourseError(what, "COURSE_TORCH", "look into " + short_path(LOG))
@@ -275,7 +276,7 @@ def install(what: str, *arguments: object) -> None:
     """Let pip install something, showing how far it is; all that it says is kept in `.venv/setup.log`."""
     command = [str(interpreter()), "-m", "pip", "install"]
     command += ["--disable-pip-version-check", "--progress-bar=off"]
-    # Python compiles what is imported when it is imported, which is a small part of it all.
+    # Python compiles what is imported, a small part of it all; see `compile_packages`.
     command.append("--no-compile")
     command += map(str, arguments)
     progress = Progress(what)
@@ -302,6 +303,18 @@ def install(what: str, *arguments: object) -> None:
     progress.end()
     if child.returncode:
         raise pip_failed(what)
+
+
+def compile_packages() -> None:
+    """Compile all packages where Python is told to keep nothing that it compiles: importing PyTorch
+    and transformers would take it some seconds more in every process."""
+    if not sys.dont_write_bytecode:
+        return
+    every_core = ("-j", "0")
+    # Some packages bring files that no Python of today can compile, and that nobody imports.
+    subprocess.run(
+        [interpreter(), "-m", "compileall", "-qq", *every_core, VENV], cwd=CHECKOUT
+    )
 
 
 def read_lines(child: subprocess.Popen, lines: queue.Queue[str]) -> None:

@@ -75,6 +75,15 @@ def test_on_colab_and_kaggle_the_course_is_fetched_at_its_tag(
     assert not (course / "later.txt").exists()
 
 
+def test_a_clone_that_fails_does_not_blame_the_network(tmp_path):
+    without_tag = tmp_path / "without_tag"
+    subprocess.run(["git", "init", "-q", str(without_tag)], check=True)
+    done = run_cell(without_tag, tmp_path, KAGGLE_KERNEL_RUN_TYPE="1")
+    last = done.stderr.strip().splitlines()[-1]
+    assert done.returncode and "git's reason stands above" in last
+    assert "Remote branch" in done.stderr and "reached" not in last
+
+
 @pytest.mark.parametrize("name", ["utils/__init__.py", "utils.py"])
 def test_another_module_called_utils_does_not_win(published, tmp_path, name):
     other = tmp_path / "other"

@@ -80,6 +80,7 @@ def environment(tmp_path, monkeypatch):
     monkeypatch.setattr(setup, "VENV", tmp_path)
     monkeypatch.setattr(setup, "LOG", tmp_path / "setup.log")
     monkeypatch.setattr(setup, "install", lambda what, *rest: asked.append(rest))
+    monkeypatch.setattr(setup, "interpreter", lambda: Path(sys.executable))
     monkeypatch.setattr(setup, "pip_settings", lambda python: {})
     monkeypatch.setattr(setup, "answers", lambda *given: True)
     monkeypatch.setattr(setup, "find_driver", lambda: None)
@@ -168,6 +169,22 @@ def test_a_set_up_that_is_done_is_not_done_again(environment, monkeypatch):
     assert setup.run(tests=True) is False and setup.run() is False
     (setup.VENV / ".installed").write_text("another requirements.txt")
     assert setup.run() is True
+
+
+@pytest.mark.parametrize("keeps_nothing", [True, False])
+def test_packages_are_compiled_once_where_python_keeps_nothing(
+    tmp_path, environment, monkeypatch, keeps_nothing
+):
+    monkeypatch.setattr(setup.sys, "dont_write_bytecode", keeps_nothing)
+    monkeypatch.setattr(setup, "make_environment", lambda: None)
+    package = tmp_path / "lib" / "site-packages" / "toy"
+    package.mkdir(parents=True)
+    (package / "__init__.py").write_text("word = 'compiled'")
+    (package / "old.py").write_text("print 'of another Python'")
+    put_torch("None")
+    assert setup.run() is True
+    made = {path.name.split(".")[0] for path in package.rglob("*.pyc")}
+    assert made == ({"__init__"} if keeps_nothing else set())
 
 
 # the environment and pip ------------------------------------------------------------------------

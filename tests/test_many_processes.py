@@ -195,7 +195,7 @@ FAULTS = {
         "        optimizer.step() -> "
         "        for p in model.parameters():\n            p.grad /= 2**10\n        optimizer.step()",
     ),
-    "not clipped": ("by hand", "clip=1.0 -> clip=1e9"),
+    "not clipped": ("by hand", "clip=0.5 -> clip=1e9"),
     "averaged after the step": (
         "by hand",
         "        if exchange:\n            exchange(model)\n -> ",
@@ -238,7 +238,7 @@ FAULTS = {
     ),
     "a norm, and no clipping": (
         "Accelerate",
-        "accelerator.clip_grad_norm_(model.parameters(), 1.0)"
+        "accelerator.clip_grad_norm_(model.parameters(), 0.5)"
         " -> nn.utils.get_total_norm([p.grad for p in model.parameters()])",
     ),
     "no broadcast": (

@@ -114,7 +114,7 @@ def mended_but(fault):
             loss = loss_of(model, mine)
             loss.backward()
             (sum_gradients if fault == "sum" else average_gradients)(model)
-            norms.append(nn.utils.clip_grad_norm_(model.parameters(), 1.0).item())
+            norms.append(nn.utils.clip_grad_norm_(model.parameters(), 0.5).item())
             optimizer.step()
             optimizer.zero_grad()
             tokens += mine[:, 1:].numel()

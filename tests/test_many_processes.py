@@ -204,7 +204,7 @@ FAULTS = {
     "gradients of the last step kept": ("by hand", "optimizer.zero_grad() -> pass"),
     "other betas": ("by hand", "betas=(0.9, 0.95) -> betas=(0.9, 0.999)"),
     "another schedule": ("by hand", "warm_up=4 -> warm_up=2"),
-    "the rate times the ranks": ("by hand", "3e-3, betas -> 6e-3, betas"),
+    "the rate times the ranks": ("by hand", "1e-3, betas -> 2e-3, betas"),
     "not wrapped": ("DDP", "DistributedDataParallel(model) -> model"),
     "never synchronized": (
         "DDP",

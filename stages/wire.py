@@ -1,4 +1,4 @@
-"""How many bytes this process has sent over its connections, as Linux counts them."""
+"""What a process really sends: the bytes that have left through its TCP sockets, as Linux counts them."""
 
 from __future__ import annotations
 
@@ -8,36 +8,38 @@ import socket
 import struct
 import sys
 
-# Where the kernel's `struct tcp_info` has `tcpi_bytes_sent` and `tcpi_bytes_retrans`, and its end.
-SENT_AND_AGAIN = 200
-ENOUGH = 256
+from stages.launch import count_gpus
+
+# Where `tcpi_bytes_sent` and `tcpi_bytes_retrans` stand in the kernel's `struct tcp_info`.
+BYTES_SENT = 200
 
 
-def can_count() -> bool:
-    """Whether this system counts what a connection has sent: Linux does, and NCCL's links have none."""
-    return sys.platform == "linux"
+def can_count(world: int) -> bool:
+    """Whether `world` processes of this machine would speak through TCP, on a system that counts it.
 
-
-def sent_bytes() -> int:
-    """Bytes that have left through this process's TCP connections; what was sent twice counts once.
-
-    >>> sent_bytes() >= 0 or not can_count()
+    >>> can_count(world=2) <= (sys.platform == "linux")
     True
     """
-    total = 0
-    for number in map(int, os.listdir("/proc/self/fd")):
-        # Some are files, or have closed since they were listed.
-        with contextlib.suppress(OSError):
-            target = os.readlink(f"/proc/self/fd/{number}")
-            if target.startswith("socket:"):
-                total += sent_through(number)
-    return total
+    return sys.platform == "linux" and count_gpus() < world
+
+
+def wire_bytes() -> int:
+    """Bytes that left this process through its TCP sockets, each counted once.
+
+    >>> wire_bytes() >= 0                                          # doctest: +SKIP
+    True
+    """
+    numbers = [int(name) for name in os.listdir("/proc/self/fd")]
+    return sum(sent_through(number) for number in numbers)
 
 
 def sent_through(number: int) -> int:
-    """Bytes that have left through one connection, by its file descriptor."""
-    with socket.socket(fileno=os.dup(number)) as connection:
-        option = (socket.IPPROTO_TCP, socket.TCP_INFO)
-        told = connection.getsockopt(*option, ENOUGH)
-    sent, again = struct.unpack_from("QQ", told, SENT_AND_AGAIN)
-    return sent - again
+    """Bytes sent through one open file, without those sent again; none if it is no TCP socket."""
+    # A number may be closed by now, and a socket may be of another kind.
+    with contextlib.suppress(OSError):
+        if os.readlink(f"/proc/self/fd/{number}").startswith("socket:"):
+            with socket.socket(fileno=os.dup(number)) as copy:
+                info = copy.getsockopt(socket.IPPROTO_TCP, socket.TCP_INFO, 256)
+            sent, again = struct.unpack_from("QQ", info, BYTES_SENT)
+            return sent - again
+    return 0

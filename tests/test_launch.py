@@ -1,14 +1,13 @@
 """Processes start, fail and end as they should; every parallel form is held to one process.
 
-The forms stand in the cells of lessons 10 and 11, and it is those cells that run here: as they are,
-where the lesson's own check must pass, and with one line broken, where it must not.
+The forms of lesson 11 stand in its cells, and it is those cells that run here: as they are, where
+the lesson's own check must pass, and with one line broken, where it must not. Those of lesson 10
+run in `test_many_processes.py`.
 """
 
 from __future__ import annotations
 
-import ast
 import json
-import math
 import os
 import re
 import signal
@@ -26,6 +25,7 @@ import pytest
 import torch
 import torch.distributed as dist
 import yaml
+from lesson_cells import cells
 
 from stages import launch as launching
 from stages.launch import (
@@ -41,10 +41,6 @@ from stages.launch import (
 from utils.errors import ROOT, CourseError
 from utils.machine import Card
 
-NOTEBOOKS = {"10": "10_many_processes.ipynb"}
-SHARED = {
-    "10": "model train same by-hand clock",
-}
 slow = pytest.mark.slow
 forks = pytest.mark.skipif(
     start_method().value != "fork", reason="functions of a test travel by fork"
@@ -553,111 +549,8 @@ def test_processes_that_trained_alone_are_refused_after_the_launch(
 # the cells of the lessons ------------------------------------------------------------------------
 
 
-def cells(lesson: str) -> list[Any]:
-    return nbformat.read(ROOT / "notebooks" / NOTEBOOKS[lesson], as_version=4).cells
-
-
-def cell(lesson: str, name: str) -> str:
-    """The source of a cell, with the parts before it that belong to it."""
-    return "\n\n".join(
-        c.source for c in cells(lesson) if c.id.split("-part")[0] == name
-    )
-
-
-def imports(lesson: str) -> str:
-    """The imports of all cells of a lesson."""
-    lines = []
-    for one in cells(lesson):
-        if one.cell_type == "code":
-            for node in ast.parse(one.source).body:
-                if isinstance(node, ast.Import | ast.ImportFrom):
-                    lines.append(ast.unparse(node))
-    return "\n".join(lines)
-
-
-def names_of(lesson: str, wanted: str) -> dict[str, Any]:
-    """What some cells of a lesson define."""
-    names: dict[str, Any] = {}
-    exec(imports(lesson), names)
-    for name in wanted.split():
-        exec(cell(lesson, name), names)
-    return names
-
-
-@slow
-@forks
-@pytest.mark.parametrize("world", [1, 2, 3, 4])
-def test_the_ring_by_hand_gives_the_sum(world):
-    ring = names_of("10", "ring")["ring_all_reduce"]
-
-    def by_hand() -> list[Any]:
-        x = torch.arange(12.0) * (1 + dist.get_rank())
-        total, sent = ring(x, dist.get_rank(), world)
-        dist.all_reduce(x)
-        return [torch.equal(total, x), sent / x.nbytes]
-
-    share = pytest.approx(2 * (world - 1) / world)
-    assert launch(by_hand, world=world) == [[True, share]] * world
-
-
-def test_the_link_of_the_lesson_is_that_of_the_planner():
-    from stages.planner import Link
-
-    by_hand = names_of("10", "ring-link")["Link"]
-    for kind in ("all_reduce", "all_gather", "reduce_scatter"):
-        for world in (1, 2, 8):
-            ours = by_hand(1e-3, 1e9).seconds(kind, 4e9, world)
-            assert ours == pytest.approx(Link(1e-3, 1e9).seconds(kind, 4e9, world))
-
-
-def test_clocks_wait_for_a_gpu_and_only_for_a_gpu(monkeypatch):
-    names = SimpleNamespace(**names_of("10", "clock"))
-    waits: list[str] = []
-
-    class Event:
-        """A marker that lies in the queue of a GPU."""
-
-        def __init__(self, enable_timing: bool) -> None:
-            assert enable_timing
-
-        def record(self) -> None:
-            self.at = len(waits)
-
-        def synchronize(self) -> None:
-            waits.append("event")
-
-        def elapsed_time(self, end: Any) -> float | None:
-            return 5.0 if waits else None
-
-    monkeypatch.setattr(torch.cuda, "synchronize", lambda: waits.append("device"))
-    monkeypatch.setattr(torch.cuda, "Event", Event)
-    assert names.milliseconds(2.0, 3.0) == pytest.approx(1000)
-    assert isinstance(names.mark(), float)
-    assert names.now() > 0
-    assert waits == []
-    monkeypatch.setitem(
-        names.now.__globals__, "rank_device", lambda: torch.device("cuda", 0)
-    )
-    assert names.now() > 0
-    assert waits == ["device"]
-    assert names.milliseconds(names.mark(), names.mark()) == 5.0
-    assert waits == ["device", "event"]
-
-
-@pytest.mark.parametrize(
-    "lesson, name",
-    [
-        ("10", "buckets"),
-    ],
-)
-def test_no_cell_that_measures_reads_the_clock_of_the_cpu_alone(lesson, name):
-    source = cell(lesson, name)
-    assert "perf_counter" not in source
-    assert any(call in source for call in ("now()", "mark()", "meet()"))
-
-
-# One shows how the launcher refuses, one that it calls the function of a single process in the kernel.
-ON_PURPOSE = {"guard-part0", "trainer-run"}
+# It shows that the launcher calls the function of a single process in the kernel.
+ON_PURPOSE = {"trainer-run"}
 
 
 @pytest.mark.parametrize(
@@ -674,120 +567,14 @@ def test_every_cell_that_starts_processes_asks_where(path):
                 assert "place=place" in one.source
 
 
-@pytest.mark.parametrize("lesson", NOTEBOOKS)
-def test_the_single_process_is_launched_like_its_rivals(lesson):
-    """In the kernel it would compute on the CPU where the others take GPUs."""
-    source = cell(lesson, "train") + cell(lesson, "train-alone")
-    assert "alone = launch(train_alone, world=1)[0]" in source
-
-
-@pytest.mark.parametrize("lesson", NOTEBOOKS)
+@pytest.mark.parametrize("lesson", ["10", "11"])
 def test_no_cell_asserts_a_time(lesson):
+    clocks = {"seconds", "took", "idle", "link", "over"}
     for one in cells(lesson):
         if one.cell_type == "code":
-            for line in one.source.splitlines():
-                if line.lstrip().startswith("assert"):
-                    assert not {"seconds", "took", "idle", "link", "over"} & set(
-                        line.split()
-                    )
-
-
-# the forms ---------------------------------------------------------------------------------------
-
-
-def make_names(lesson: str) -> dict[str, Any]:
-    """What the forms of a lesson use, with random rows for those of the token store."""
-    torch.set_num_threads(1)
-    draw = torch.Generator().manual_seed(0)
-    names: dict[str, Any] = {"SEED": 42, "TOLERANCE": 2e-5, "batch": 8}
-    exec(imports(lesson), names)
-    names["store"] = SimpleNamespace(header={"vocabulary": 512})
-    # Some tokens are common, others rare.
-    names["rows"] = (512 * torch.rand(32, 33, generator=draw) ** 8).long()
-    names["batches"] = names["rows"].split(8)
-    for name in SHARED[lesson].split():
-        exec(cell(lesson, name), names)
-    if lesson == "11":
-        exec(cell(lesson, "train-alone"), names)
-    return names
-
-
-@pytest.fixture(scope="module")
-def names_by_lesson() -> dict[str, dict[str, Any]]:
-    return {lesson: make_names(lesson) for lesson in NOTEBOOKS}
-
-
-# the lesson, its cells, what runs them, a line of them, and what that line is broken into
-FORMS = {
-    "by hand": (
-        "10",
-        "by-hand",
-        "launch(by_hand)[0]",
-        "        average(parameter.grad)",
-        "        pass",
-    ),
-    "DDP": (
-        "10",
-        "ddp",
-        "launch(ddp)[0]",
-        "DistributedDataParallel(make_model())",
-        "make_model()",
-    ),
-    "Accelerate": (
-        "10",
-        "accelerated",
-        "launch(accelerated)[0]",
-        "model, optimizer, loader = accelerator.prepare(model, optimizer, loader)",
-        "loader = accelerator.prepare(loader)",
-    ),
-    "notebook_launcher": (
-        "10",
-        "accelerated notebook-launcher",
-        "in_notebook_launcher()",
-        "model, optimizer, loader = accelerator.prepare(model, optimizer, loader)",
-        "loader = accelerator.prepare(loader)",
-    ),
-}
-
-
-def hold(names: dict[str, dict[str, Any]], form: str, broken: bool = False) -> None:
-    """Run a form of a lesson, changed or not, and the lesson's own check of its losses."""
-    lesson, wanted, call, line, instead = FORMS[form]
-    source = "\n\n".join(
-        cell(lesson, name) for name in dict.fromkeys(["by-hand", *wanted.split()])
-    )
-    assert line in source, f"the lesson no longer has {line!r}"
-    if broken:
-        source = source.replace(line, instead)
-    own = dict(names[lesson])
-    exec(source, own)
-    own["same"](form, eval(call, own))
-
-
-@slow
-@forks
-@pytest.mark.parametrize("form", FORMS)
-def test_a_form_reaches_the_loss_of_one_process(
-    names_by_lesson, untouched_accelerate, form
-):
-    hold(names_by_lesson, form)
-
-
-@slow
-@forks
-@pytest.mark.parametrize("form", FORMS)
-def test_a_broken_form_is_refused(names_by_lesson, untouched_accelerate, form):
-    with pytest.raises(AssertionError, match="is .* away|nan"):
-        hold(names_by_lesson, form, broken=True)
-
-
-@slow
-def test_losses_that_become_nan_are_refused(names_by_lesson):
-    names = names_by_lesson["10"]
-    alone = names["alone"]
-    spoiled = [alone[0]] + [math.nan] * (len(alone) - 1)
-    with pytest.raises(AssertionError, match="late is nan away"):
-        names["same"]("late", spoiled)
+            lines = map(str.strip, one.source.splitlines())
+            claims = [line for line in lines if line.startswith("assert")]
+            assert not any(clocks & set(claim.split()) for claim in claims)
 
 
 # the launch files --------------------------------------------------------------------------------

@@ -19,7 +19,7 @@ import torch
 import torch.distributed as dist
 
 from stages.launch import launch, rank_device, start_method
-from stages.wire import can_count, sent_bytes
+from stages.wire import can_count, wire_bytes
 from utils.errors import ROOT
 
 slow = pytest.mark.slow
@@ -273,7 +273,7 @@ def weighed(ground) -> dict[str, Any]:
 def test_bytes_held_and_sent_are_those_of_the_formulas(weighed):
     records = weighed["records"]
     assert records["memory held, largest error of the formula"] < 0.02
-    if can_count():
+    if can_count(world=4):
         assert records["traffic of a step, largest error of the formula"] < 0.02
 
 
@@ -291,19 +291,19 @@ def test_another_number_of_bytes_is_refused(weighed, fault):
 def send_to_the_next(count: int) -> int:
     """Bytes that rank 0 sends, for a message of `count`."""
     dist.barrier()
-    start = sent_bytes()
+    start = wire_bytes()
     if dist.get_rank() == 0:
         dist.send(torch.zeros(count, dtype=torch.uint8), 1)
     else:
         dist.recv(torch.zeros(count, dtype=torch.uint8), 0)
     dist.barrier()
-    return sent_bytes() - start
+    return wire_bytes() - start
 
 
 @slow
 @forks
 @pytest.mark.skipif(
-    not can_count(), reason="Linux counts the bytes of a connection"
+    not can_count(world=4), reason="Linux counts the bytes of a connection"
 )
 def test_bytes_on_the_wire_are_those_of_the_message():
     sender, receiver = launch(send_to_the_next, 1_000_000)

@@ -113,7 +113,7 @@ def test_planted_edits_are_found_and_decoys_are_not():
 
 def test_the_answer_of_a_library_is_not_cut_by_an_estimate():
     """A pair of two thirds meets in a band, and a library's index answers with it."""
-    words = ["word_%d" % number for number in range(300)]
+    words = [f"word_{number}" for number in range(300)]
     texts = [" ".join(words[step : step + 240]) for step in range(0, 60, 6)]
     own = pairs_of_rensa(texts, least=0)
     estimated = pairs_of_rensa(texts)

@@ -50,16 +50,16 @@ def plant(texts: list[str], seed: int) -> tuple[list[str], set[tuple[int, int]]]
 
 
 def pairs_of_library(
-    texts: list[str], make: Callable, update: Callable, index: Any
+    texts: list[str], make: Callable, update: Callable, index: Any, least: float
 ) -> set:
-    """The pairs a MinHash library reports at a similarity of 0.85."""
+    """The pairs that a MinHash library's bands report, those with at least this estimate."""
     pairs = set()
     sketches: list[Any] = []
     for number, text in enumerate(texts):
         sketch = make()
         update(sketch, set(re.findall(r"\w+", text)))
         for near in index.query(sketch):
-            if sketch.jaccard(sketches[near]) >= 0.85:
+            if sketch.jaccard(sketches[near]) >= least:
                 pairs.add((number, near))
         index.insert(number, sketch)
         sketches.append(sketch)
@@ -77,8 +77,8 @@ def pairs_of_ours(texts: list[str]) -> set:
     return {(later, earlier) for later, earlier, _ in pairs}
 
 
-def pairs_of_datasketch(texts: list[str]) -> set:
-    """The pairs that datasketch reports."""
+def pairs_of_datasketch(texts: list[str], least: float = 0.85) -> set:
+    """The pairs that datasketch reports, or with `least=0` its index's own answer."""
     from datasketch import MinHash, MinHashLSH
 
     def make() -> Any:
@@ -89,11 +89,11 @@ def pairs_of_datasketch(texts: list[str]) -> set:
         sketch.update_batch(encoded)
 
     index = MinHashLSH(threshold=0.85, num_perm=128)
-    return pairs_of_library(texts, make, update, index)
+    return pairs_of_library(texts, make, update, index, least)
 
 
-def pairs_of_rensa(texts: list[str], seed: int = 0) -> set:
-    """The pairs that rensa reports."""
+def pairs_of_rensa(texts: list[str], seed: int = 0, least: float = 0.85) -> set:
+    """The pairs that rensa reports, or with `least=0` its index's own answer."""
     from rensa import RMinHash, RMinHashLSH
 
     def update(sketch: Any, words: set[str]) -> None:
@@ -102,4 +102,4 @@ def pairs_of_rensa(texts: list[str], seed: int = 0) -> set:
 
     make = functools.partial(RMinHash, 128, seed)
     index = RMinHashLSH(0.85, 128, 16)
-    return pairs_of_library(texts, make, update, index)
+    return pairs_of_library(texts, make, update, index, least)

@@ -27,6 +27,7 @@ from utils.errors import CourseError
 # A larger file is not source: it is not even read.
 MOST_BYTES = 16_000_000
 SOURCE = (".py", ".pyi")
+ODD_NAME = "name is not plain text"
 
 
 @dataclass(frozen=True)
@@ -76,15 +77,26 @@ def packages_within(trees: list[Tree], most: int) -> list[Tree]:
 
 
 def distribution_tree(name: str, package: importlib.metadata.Distribution) -> Tree:
-    """The source files that an installed package lists as its own, inside its folder."""
+    """The source files that an installed package lists; those outside its folder are rejected."""
     paths = set()
+    rejected = {}
     for file in package.files or []:
         path = file.as_posix()
-        outside = path.startswith(("..", "/"))
-        if path.endswith(SOURCE) and path.isprintable() and not outside:
+        if not path.endswith(SOURCE):
+            continue
+        if path.startswith(("../", "/")):
+            rejected[storable(path)] = "outside its folder"
+        elif path.isprintable():
             paths.add(path)
+        else:
+            rejected[storable(path)] = ODD_NAME
     root = Path(str(package.locate_file("")))
-    return Tree(name, licence_of(package.metadata), root, sorted(paths))
+    return Tree(name, licence_of(package.metadata), root, sorted(paths), rejected)
+
+
+def storable(name: str) -> str:
+    """A file's name as a text that can be stored: half characters are spelled out."""
+    return name.encode(errors="backslashreplace").decode()
 
 
 def folder_tree(
@@ -104,12 +116,12 @@ def folder_tree(
             if str(path.relative_to(root)).isprintable():
                 paths.append(path.relative_to(root).as_posix())
             else:
-                refused.append((path, "name is not plain text"))
+                refused.append((path, ODD_NAME))
     refused += [(error.filename, "unreadable") for error in errors]
     rejected = {}
     for refusal, reason in refused:
         name = Path(refusal).relative_to(root).as_posix()
-        rejected[name.encode(errors="backslashreplace").decode()] = reason
+        rejected[storable(name)] = reason
     return Tree(package, licence, Path(root), sorted(paths), rejected)
 
 

@@ -10,7 +10,12 @@ from hypothesis import strategies as st
 
 from stages import near_duplicates
 from stages.near_duplicates import jaccard
-from stages.planted import pairs_of_ours, plant
+from stages.planted import (
+    pairs_of_datasketch,
+    pairs_of_ours,
+    pairs_of_rensa,
+    plant,
+)
 
 
 def code(name: str, lines: int = 60) -> str:
@@ -104,6 +109,18 @@ def test_planted_edits_are_found_and_decoys_are_not():
                 every.add((later, earlier))
     assert pairs <= every
     assert len(pairs) >= 0.98 * len(every)
+
+
+def test_the_answer_of_a_library_is_not_cut_by_an_estimate():
+    """A pair of two thirds meets in a band, and a library's index answers with it."""
+    words = [f"word_{number}" for number in range(300)]
+    texts = [" ".join(words[step : step + 240]) for step in range(0, 60, 6)]
+    own = pairs_of_rensa(texts, least=0)
+    estimated = pairs_of_rensa(texts)
+    assert estimated < own
+    far = [jaccard(texts[a].split(), texts[b].split()) < 0.8 for a, b in own]
+    assert any(far)
+    assert pairs_of_datasketch(texts) <= pairs_of_datasketch(texts, least=0)
 
 
 def test_an_estimate_removes_nothing_by_itself():

@@ -17,7 +17,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from conftest import LINKS, LINUX
-from stages import sources
+from stages import corpus, sources
 from utils.errors import CourseError
 
 SOURCE = "".join(f"value_{i} = compute(value_{i - 1}, {i})\n" for i in range(1, 60))
@@ -145,18 +145,30 @@ def test_the_environment_has_a_licence_on_each_package_and_no_path_outside():
     assert "json/decoder.py" in trees[0].paths
 
 
-def test_the_files_of_a_package_lie_inside_its_folder(tmp_path):
+def test_a_file_outside_its_folder_is_listed_and_counted(tmp_path):
     info = tmp_path / "tiny-1.0.dist-info"
     info.mkdir()
     (info / "METADATA").write_text(
         "Metadata-Version: 2.1\nName: tiny\nVersion: 1.0\nLicense: MIT\n"
     )
     (info / "RECORD").write_text(
-        "tiny/a.py,,\n../outside.py,,\n/etc/b.py,,\ntiny/data.bin,,\n"
+        "tiny/a.py,,\n../outside.py,,\n/etc/b.py,,\ntiny/data.bin,,\ntiny/\x07.py,,\n",
+        encoding="utf-8",
     )
     package = importlib.metadata.Distribution.at(info)
     tree = sources.distribution_tree("tiny", package)
     assert (tree.licence, tree.paths) == ("MIT", ["tiny/a.py"])
+    assert tree.rejected == {
+        "../outside.py": "outside its folder",
+        "/etc/b.py": "outside its folder",
+        "tiny/\x07.py": "name is not plain text",
+    }
+    (tmp_path / "tiny").mkdir()
+    (tmp_path / "tiny" / "a.py").write_text(SOURCE)
+    (tmp_path / "built").mkdir()
+    report = corpus.build([tree], tmp_path / "built")
+    assert report["seen"] == 4
+    assert report["reasons"]["outside its folder"] == 2
 
 
 def test_the_list_of_those_who_opted_out_is_read_without_its_comments():

@@ -83,7 +83,7 @@ def earlier_first(sketches):
 
 
 def not_verified(texts):
-    return suspects([sketch(words(text)) for text in texts])
+    return candidates([sketch(words(text)) for text in texts])
 
 
 def equal_only(texts):
@@ -94,7 +94,7 @@ def equal_only(texts):
 lesson.refuse(
     "03.3",
     sketch=[one_salt, by_position],
-    suspects=[whole_sketches, any_row, any_band, earlier_first],
+    candidates=[whole_sketches, any_row, any_band, earlier_first],
     near_pairs=[not_verified, equal_only],
 )
 

@@ -133,25 +133,43 @@ def show(text: str) -> None:
 
 def fetch(item: Asset, again: bool = False) -> None:
     """Fetch one asset unless it is here: download by hash, unpack, prepare, seal."""
-    from filelock import FileLock
-
-    manifest = artifacts.read_manifest(item.folder)
-    if manifest and not again and not artifacts.damage(item.folder, manifest):
-        print(f"asset {item.name:22} here already")
+    if is_here(item) and not again:
+        print(f"asset {item.name:22} here already", flush=True)
         return
     start = time.perf_counter()
     print(f"asset {item.name:22} {item.megabytes:4} MB  {item.licence}", flush=True)
     with artifacts.plain_disk_errors(home()):
         home().mkdir(parents=True, exist_ok=True)
-        # One at a time, since two assets may be taken from one archive.
-        with FileLock(home() / ".fetch.lock"):
-            facts = {"name": item.name, "archives": item.archives}
-            try:
-                with artifacts.sealed(item.folder, facts) as folder:
-                    fill(item, folder)
-            finally:
-                show("")
+        with archives_lock():
+            # Another process may have fetched it, while this one waited.
+            if again or not is_here(item):
+                facts = {"name": item.name, "archives": item.archives}
+                try:
+                    with artifacts.sealed(item.folder, facts) as folder:
+                        fill(item, folder)
+                finally:
+                    show("")
     print(f"      {'':22} done in {time.perf_counter() - start:.0f} s")
+
+
+def is_here(item: Asset) -> bool:
+    """Whether an asset lies on this machine, undamaged."""
+    manifest = artifacts.read_manifest(item.folder)
+    return bool(manifest) and not artifacts.damage(item.folder, manifest)
+
+
+def archives_lock() -> Any:
+    """Held by the one process that may write, read or remove the archives."""
+    from filelock import FileLock
+
+    return FileLock(home() / ".fetch.lock")
+
+
+def drop_archives() -> None:
+    """Remove the archives, when no other process is taking something out of them."""
+    if (home() / "archives").is_dir():
+        with archives_lock():
+            shutil.rmtree(home() / "archives", ignore_errors=True)
 
 
 def fill(item: Asset, folder: Path) -> None:
@@ -233,5 +251,5 @@ def fetch_all(items: list[Asset], again: bool = False) -> list[Asset]:
         except CourseError as error:
             print(error, file=sys.stderr, flush=True)
             missing.append(item)
-    shutil.rmtree(home() / "archives", ignore_errors=True)
+    drop_archives()
     return missing

@@ -15,6 +15,9 @@ from transformers.modeling_outputs import CausalLMOutput
 
 from utils.errors import CourseError
 
+# The label of what is not learned, as in torch's cross entropy.
+IGNORED = -100
+
 
 class ChunkedLoss(torch.autograd.Function):
     """The mean loss of `hidden @ weight.T`; the gradients are computed in the forward pass."""
@@ -31,25 +34,33 @@ class ChunkedLoss(torch.autograd.Function):
         total = torch.zeros((), device=hidden.device)
         of_hidden = torch.empty_like(hidden)
         of_weight = torch.zeros_like(weight, dtype=torch.float32)
-        chunks = zip(hidden.split(size), of_hidden.split(size), targets.split(size))
-        for inputs, of_inputs, wanted in chunks:
+        # What has the label -100 is padding: it has no loss and no gradient.
+        counted = targets != IGNORED
+        parts = [hidden, of_hidden, targets, counted]
+        chunks = zip(*(part.split(size) for part in parts))
+        for inputs, of_inputs, wanted, here in chunks:
             chance = F.log_softmax((inputs @ weight.T).float(), -1)
-            total += F.nll_loss(chance, wanted, reduction="sum")
+            total += F.nll_loss(
+                chance, wanted, reduction="sum", ignore_index=IGNORED
+            )
             # The gradient of the logits: what was said, less what was right.
             chance.exp_()
-            chance.scatter_add_(1, wanted[:, None], -torch.ones_like(chance[:, :1]))
+            right = wanted.clamp(min=0)[:, None]
+            chance.scatter_add_(1, right, -torch.ones_like(chance[:, :1]))
+            chance *= here[:, None]
             narrow = chance.to(weight.dtype)
             of_inputs.copy_(narrow @ weight)
             of_weight += narrow.T @ inputs
-        ctx.save_for_backward(of_hidden, of_weight)
-        return total / len(targets)
+        count = counted.sum()
+        ctx.save_for_backward(of_hidden, of_weight, count)
+        return total / count
 
     @staticmethod
     def backward(ctx: Any, *gradients: torch.Tensor) -> Any:
         """The gradients that are there, times that of the loss."""
-        of_hidden, of_weight = ctx.saved_tensors
+        of_hidden, of_weight, count = ctx.saved_tensors
         # Only now, since float16 would take so small a number for zero.
-        scale = gradients[0] / len(of_hidden)
+        scale = gradients[0] / count.clamp(min=1)
         of_weight = (of_weight * scale).to(of_hidden.dtype)
         return of_hidden * scale, of_weight, None, None
 

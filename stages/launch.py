@@ -175,8 +175,9 @@ def work_as_rank(
             torch.cuda.set_device(device)
         backend = "gloo" if device.type == "cpu" else None
         # The ranks meet in a file, which unlike a port nobody else can take.
-        meeting = (folder / "meeting").as_uri()
-        dist.init_process_group(backend, meeting, rank=rank, world_size=world)
+        store = dist.FileStore(str(folder / "meeting"), world)
+        place: dict[str, Any] = {"store": store, "rank": rank, "world_size": world}
+        dist.init_process_group(backend, **place)
         # Imports are over: the clock starts here.
         write_stack_after(seconds, folder / f"{rank}.stack")
         torch.save(function(*arguments), folder / f"{rank}.pt")

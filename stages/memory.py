@@ -149,12 +149,14 @@ class LiveTensors(TorchDispatchMode):
         super().__init__()
         self.now = 0
         self.peak = 0
-        # The value of `now` after every later birth and death.
+        # The value of `now` after every later birth and death, and when that was.
         self.curve: list[int] = []
+        self.times: list[float] = []
         self._alive: dict[int, weakref.ref] = {}
         for tensor in given:
             self._count(tensor)
         self.curve.clear()
+        self.times.clear()
 
     def _count(self, tensor: torch.Tensor) -> None:
         """Count a tensor's storage from now on, until it is freed."""
@@ -175,6 +177,7 @@ class LiveTensors(TorchDispatchMode):
         if self.now > self.peak:
             self.peak = self.now
         self.curve.append(self.now)
+        self.times.append(time.perf_counter())
 
     def __torch_dispatch__(
         self, operation: Any, types: Any, args: Any = (), kwargs: Any = None

@@ -5,7 +5,6 @@ from __future__ import annotations
 import contextlib
 import json
 import os
-import re
 import signal
 from collections.abc import Callable, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
@@ -16,7 +15,8 @@ from typing import Any
 import torch
 from accelerate.utils import broadcast_object_list
 from filelock import FileLock, Timeout
-from torch.distributed import ReduceOp
+from torch.distributed import PrefixStore, ReduceOp
+from torch.distributed.distributed_c10d import _get_default_store
 from tqdm import tqdm
 
 from stages import checkpoints
@@ -57,10 +57,9 @@ class Run:
         self.hosts: Any = None
         self.savers: Any = None
         if self.world > 1:
-            self.hosts = torch.distributed.new_group(
-                backend="gloo", timeout=PATIENCE
-            )
-            self.savers = torch.distributed.new_group(backend="gloo")
+            gloo: dict[str, Any] = {"backend": "gloo", "timeout": PATIENCE}
+            self.hosts = torch.distributed.new_group(**gloo)
+            self.savers = torch.distributed.new_group(**gloo)
         # What the machine that begins a run decides, it decides for all that go on with it.
         precision: str = recipe.precision
         if precision == "auto":
@@ -146,17 +145,16 @@ class Run:
         self.stopping = bool(wish)
 
     def find_missing(self) -> str:
-        """Which ranks no longer answer, as far as the first one can tell."""
-        seconds = timedelta(seconds=10)
-        try:
-            torch.distributed.monitored_barrier(
-                self.hosts, seconds, wait_all_ranks=True
-            )
-        except Exception as error:
-            named = re.search(r"Ranks? ([\d, ]+) failed", str(error))
-            if named:
-                return f"rank {named[1]}"
-        return "another rank"
+        """Which ranks leave no word where all of them met; no group in which an exchange failed can tell."""
+        names = [f"rank {rank}" for rank in range(self.world)]
+        missing = []
+        with contextlib.suppress(Exception):
+            store = PrefixStore("missing", _get_default_store())
+            store.set(names[self.accelerator.process_index], "here")
+            with contextlib.suppress(Exception):
+                store.wait(names, timedelta(seconds=10))
+            missing = [name for name in names if not store.check([name])]
+        return " and ".join(missing) or "another rank"
 
     def find_checkpoint(self, tokens: str | None) -> Path | None:
         """The checkpoint to go on from; the first rank looks, and all take up what it finds."""

@@ -12,9 +12,13 @@ from accelerate.utils.memory import clear_device_cache, should_reduce_batch_size
 from torch.optim import AdamW
 from tqdm import tqdm
 
+from stages.read_ahead import read_ahead
 from stages.recipe import make_optimizers
 from stages.sharding import is_sharded
 from stages.tokens import Loader, Split, split_rows
+
+# The large recipes' loaders gather so many micro-batches together: the next ones, while these are used.
+BATCHES_AHEAD = 64
 
 
 class LossScale:
@@ -82,9 +86,10 @@ class Step:
         kind = self.device.type
         self.autocast = partial(torch.autocast, kind, self.dtype, narrow)
         self.micro = self.fit_micro(run.progress["micro"])
-        trained: Any = torch.compile(model) if recipe.compile else model
         # Shards exchange their gradients by themselves, copies of a model by DDP.
-        self.trained = trained if self.sharded else accelerator.prepare(trained)
+        trained: Any = model if self.sharded else accelerator.prepare(model)
+        # What is compiled around DDP is cut where its buckets end: they travel while others are computed.
+        self.trained = torch.compile(trained) if recipe.compile else trained
         self.go_to(run.step)
 
     def fit_micro(self, wanted: int) -> int:
@@ -99,7 +104,7 @@ class Step:
         seed = self.recipe.seed
         start = number * self.recipe.rows
         loader = Loader(self.split, self.micro, seed, start, **self.ranks)
-        self.batches = iter(loader)
+        self.batches = read_ahead(iter(loader), BATCHES_AHEAD)
 
     def take(self, number: int, share: float) -> torch.Tensor:
         """Step `number`, at a share of the full rate: this rank's loss, and the gradients' norm.

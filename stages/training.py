@@ -22,11 +22,13 @@ from typing import Any
 
 import torch
 from accelerate import Accelerator, DistributedDataParallelKwargs
+from accelerate.utils import InitProcessGroupKwargs
 from accelerate.utils.memory import should_reduce_batch_size
 from tqdm import tqdm
 from transformers import AutoTokenizer
 
 from stages import checkpoints
+from stages import run as runs
 from stages import training_callbacks as callbacks
 from stages.chunked_loss import chunk_loss
 from stages.recipe import Recipe, build_model, share_of_rate
@@ -49,12 +51,14 @@ def make_accelerator(recipe: Recipe) -> Any:
     folder = recipe.place("folder")
     # Gradients lie where they are exchanged, and not twice.
     copies = DistributedDataParallelKwargs(gradient_as_bucket_view=True)
+    # The roll call gives up first, with an error that can be told; a GPU's library ends the process.
+    exchanges = InitProcessGroupKwargs(timeout=runs.PATIENCE * 1.2)
     accelerator = Accelerator(
         cpu=cpu,
         mixed_precision="no",
         log_with=trackers,
         project_dir=folder,
-        kwargs_handlers=[copies],
+        kwargs_handlers=[copies, exchanges],
     )
     what = find_misfit(recipe.rows, accelerator.num_processes)
     if what:
@@ -142,7 +146,8 @@ def pretrain(recipe: Recipe) -> None:
     with run.locked(), run.stoppable():
         step = begin(run)
         while not run.ends_here:
-            advance(run, step)
+            with plain_failures(run, step):
+                advance(run, step)
         run.finish_saving()
         if run.hub:
             run.hub.wait()
@@ -185,15 +190,14 @@ def advance(run: Run, step: Step) -> None:
     recipe = run.recipe
     number = run.step
     share = share_of_rate(number, recipe)
-    with plain_failures(run, step):
-        figures = step.take(number, share)
-        run.progress |= {"step": number + 1, "micro": step.micro}
-        run.call_roll()
-        run.figures.add(figures, share, time.perf_counter() - began)
-        results = []
-        # Nothing is saved before somebody has looked whether it is any good.
-        if run.is_due(recipe.log_every) or run.is_due(recipe.save_every):
-            results = run.figures.read(run.accelerator)
+    figures = step.take(number, share)
+    run.progress |= {"step": number + 1, "micro": step.micro}
+    run.call_roll()
+    run.figures.add(figures, share, time.perf_counter() - began)
+    results = []
+    # Nothing is saved before somebody has looked whether it is any good.
+    if run.is_due(recipe.log_every) or run.is_due(recipe.save_every):
+        results = run.figures.read(run.accelerator)
     for callback in run.callbacks:
         callback(run, step, results)
     if run.is_due(recipe.save_every):

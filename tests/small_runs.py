@@ -2,24 +2,30 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import math
+import multiprocessing
 import os
 import subprocess
 import sys
+import traceback
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
+from accelerate.state import AcceleratorState
 from safetensors.torch import load_file
 
 from stages import tokenizer as tokenizers
 from stages import tokens
+from stages.launch import free_port
 from stages.recipe import Recipe
 from stages.training import Step, pretrain
 from utils.artifacts import sealed
-from utils.errors import ROOT
+from utils.errors import ROOT, CourseError
 
 torch.set_num_threads(1)
 BLOCK = 32
@@ -106,6 +112,13 @@ def weights(recipe: Recipe, step: int = 12) -> dict[str, torch.Tensor]:
     )
 
 
+def check_same_bits(one: Recipe, two: Recipe) -> None:
+    """Two runs had the same losses in every step, and left the same weights."""
+    assert losses(one) == losses(two)
+    mine, theirs = weights(one), weights(two)
+    assert all(torch.equal(mine[name], theirs[name]) for name in theirs)
+
+
 def checkpoint_names(recipe: Recipe) -> list[str]:
     return sorted(path.name for path in recipe.place("folder").glob("checkpoint-*"))
 
@@ -142,6 +155,72 @@ def lose_gradients(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def die(*_: Any) -> None:
     raise Killed
+
+
+def reset_accelerate() -> None:
+    """Forget what accelerate has found out of this process and its environment."""
+    AcceleratorState._reset_state(reset_partial_state=True)
+
+
+def train_on(
+    ranks: int, recipe: Recipe, train: Callable[[Recipe], object] = pretrain
+) -> list[str]:
+    """Train on ranks like torchrun's that need not import anything; what each of them said at last.
+
+    They are forks of this process, where a system has good ones. `train` says what is changed.
+    """
+    kind = "fork" if sys.platform == "linux" else "spawn"
+    context: Any = multiprocessing.get_context(kind)
+    port = free_port()
+    children = []
+    for rank in range(ranks):
+        place = (recipe, train, rank, ranks, port)
+        child = context.Process(target=train_as_rank, args=place)
+        child.start()
+        children.append(child)
+    for child in children:
+        child.join()
+        if child.exitcode:
+            # The first rank has told what is wrong: nobody need wait for one that hangs.
+            for other in children:
+                other.kill()
+    return [path.read_text() for path in list_words(recipe, ranks)]
+
+
+def list_words(recipe: Recipe, ranks: int) -> list[Path]:
+    """Where each rank writes what it says."""
+    return [Path(f"{recipe.folder}.rank{rank}") for rank in range(ranks)]
+
+
+def train_as_rank(
+    recipe: Recipe, train: Any, rank: int, ranks: int, port: int
+) -> None:
+    """What one rank does; its words end with the way it ended."""
+    os.environ |= {"RANK": str(rank), "LOCAL_RANK": str(rank)}
+    os.environ |= {"WORLD_SIZE": str(ranks), "LOCAL_WORLD_SIZE": str(ranks)}
+    os.environ |= {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port)}
+    words = list_words(recipe, ranks)[rank]
+    with words.open("w", buffering=1) as file:
+        with contextlib.redirect_stdout(file), contextlib.redirect_stderr(file):
+            reset_accelerate()
+            torch.set_num_threads(1)
+            try:
+                train(recipe)
+                print("ended well")
+            except CourseError as error:
+                print(error)
+                os._exit(1)
+            except BaseException:
+                traceback.print_exc()
+                os._exit(1)
+    # A fork must not run its parent's clean-up.
+    os._exit(0)
+
+
+def check_ended(words: list[str]) -> None:
+    """All ranks ended well; else the words of those that did not."""
+    wrong = [text[-2000:] for text in words if not text.endswith("ended well\n")]
+    assert not wrong, "\n".join(wrong)
 
 
 def launch(

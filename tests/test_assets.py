@@ -1,5 +1,6 @@
 """Assets: fetched by hash from where pip looks, checked at use. Servers are started here."""
 
+import contextlib
 import dataclasses
 import functools
 import http.server
@@ -231,6 +232,100 @@ def test_fetching_again_when_told_downloads(toys, index):
     count = len(index)
     assert run("toy", "--again") == 0
     assert len(index) > count
+
+
+FETCH = """
+import json, sys
+from course import __main__ as command
+from course import fetch
+from utils import assets
+from utils.assets import Asset
+
+fields, pins, *arguments = json.loads(sys.argv[1])
+items = {name: Asset(**one) for name, one in fields.items()}
+for module in (fetch, assets):
+    module.catalogue = lambda: items
+    module.pins = lambda: pins
+sys.exit(command.main(["fetch", *arguments]))
+"""
+
+
+def start_fetch(toys, *arguments):
+    """`python -m course fetch` in a process of its own, with the toys for its catalogue."""
+    fields = {name: vars(toy) for name, toy in toys.items()}
+    order = json.dumps([fields, fetch.pins(), *arguments])
+    command = [sys.executable, "-c", FETCH, order]
+    return subprocess.Popen(
+        command,
+        cwd=ROOT,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        text=True,
+    )
+
+
+class SlowFile(io.BytesIO):
+    """A file that is sent in two halves, and between them `meanwhile` happens."""
+
+    def __init__(self, content, meanwhile):
+        super().__init__(content)
+        self.meanwhile = meanwhile
+
+    def read(self, size=-1):
+        half = len(self.getvalue()) // 2
+        if not self.tell():
+            return super().read(half)
+        if self.tell() == half:
+            self.meanwhile()
+        return super().read(size)
+
+
+def test_who_has_all_takes_no_archive_from_who_still_fetches(
+    toys, index, shelf, monkeypatch
+):
+    """One process is in the middle of an archive, when another ends and tidies up."""
+    assert run("source") == 0
+    others = []
+
+    def run_another():
+        other = start_fetch(toys, "source")
+        others.append(other)
+        assert "here already" in other.stdout.readline()
+        # It ends, unless it waits for the first one; a slow machine cannot make this red.
+        with contextlib.suppress(subprocess.TimeoutExpired):
+            other.wait(timeout=2)
+
+    send = http.server.SimpleHTTPRequestHandler.send_head
+
+    def send_slowly(self):
+        file = send(self)
+        if not self.path.endswith(".whl"):
+            return file
+        with file:
+            return SlowFile(file.read(), run_another)
+
+    monkeypatch.setattr(
+        http.server.SimpleHTTPRequestHandler, "send_head", send_slowly
+    )
+    first = start_fetch(toys, "toy")
+    words, _ = first.communicate(timeout=300)
+    assert first.returncode == 0, words
+    assert others[0].wait(timeout=300) == 0
+    assert (toys["toy"].folder / "a.txt").read_text() == "alpha"
+    assert not (assets.home() / "archives").exists()
+
+
+def test_what_another_process_fetched_meanwhile_is_not_fetched_again(toys, index):
+    """Two want the same: the second waits for the lock, and finds it there."""
+    assets.home().mkdir()
+    with fetch.archives_lock():
+        both = [start_fetch(toys, "toy") for _ in range(2)]
+        for one in both:
+            assert "1 MB" in one.stdout.readline()
+    for one in both:
+        words, _ = one.communicate(timeout=300)
+        assert one.returncode == 0, words
+    assert sum(path.endswith(".whl") for path in index) == 1
 
 
 def test_a_damaged_asset_is_named_and_mended(toys):

@@ -2,41 +2,45 @@
 
 from __future__ import annotations
 
+import functools
 from typing import Any
 
 import pytest
 import torch
 from transformers import Adafactor
 
+from stages.chunked_loss import chunk_loss
+from stages.eight_bit import AdamW8bit
 from stages.memory import measure_peak, predict_memory
 from tests.test_memory import cells_of
 
-CELLS = ["rung", "build", "build-2", "step", "step-2", "session"]
-CELLS += ["adam8-pack", "adam8-pack-2", "adam8", "lora-hand", "lora-add"]
+CELLS = ["rung", "build", "step", "step-2", "session", "fake-session"]
+CELLS += ["selective-rung"]
 RUNGS: dict[str, dict[str, Any]] = {
     "classic": {},
     "accumulation": {"micro": 1},
-    "checkpointing": {"checkpointing": True},
+    "checkpointing": {"checkpointing": "all"},
+    "selective checkpointing": {"checkpointing": "selective"},
+    "chunked loss": {"chunk": 64},
     "bf16": {"dtype": torch.bfloat16},
     "Adafactor": {"optimizer": "adafactor"},
     "8-bit AdamW": {"optimizer": "adamw8"},
     "SDPA": {"attention": "sdpa"},
-    "LoRA": {"lora": 8},
     "all of them": {
         "micro": 1,
-        "checkpointing": True,
+        "checkpointing": "all",
         "dtype": torch.bfloat16,
         "attention": "sdpa",
         "optimizer": "adamw8",
+        "chunk": 64,
     },
 }
 
 
-def adafactor(parameters: Any) -> Any:
-    """As the lesson's rung has it."""
-    return Adafactor(
-        parameters, lr=1e-3, scale_parameter=False, relative_step=False
-    )
+def chunk(model: Any, rung: Any) -> None:
+    """As the lesson prepares a model for a chunked loss."""
+    if rung.chunk:
+        chunk_loss(model, rung.chunk)
 
 
 @pytest.fixture(scope="module")
@@ -44,10 +48,14 @@ def lesson() -> dict[str, Any]:
     """The lesson's own functions, at a small size."""
     names: dict[str, Any] = {"torch": torch, "nn": torch.nn, "device": "cpu"}
     names |= {"F": torch.nn.functional, "SEED": 0, "tokenizer": range(2048)}
-    names |= {"width": 128, "layers": 4, "batch": 4}
+    names |= {"width": 128, "layers": 4, "batch": 4, "RUNGS": {}}
     names |= {"rows": torch.zeros(4, 257, dtype=torch.long)}
     exec(cells_of("12", *CELLS), names)
-    names["OPTIMIZERS"] |= {"adafactor": adafactor, "adamw8": names["AdamW8bit"]}
+    names["PREPARE"]["chunk"] = chunk
+    plain = functools.partial(
+        Adafactor, lr=1e-3, scale_parameter=False, relative_step=False
+    )
+    names["OPTIMIZERS"] |= {"adafactor": plain, "adamw8": AdamW8bit}
     return names
 
 
@@ -57,3 +65,49 @@ def test_a_rung_is_predicted_within_five_percent(lesson, name):
     predicted = predict_memory(lambda: lesson["fake_session"](rung)).peak
     measured = measure_peak(lambda: lesson["session"](rung))
     assert predicted == pytest.approx(measured, rel=0.05)
+
+
+@pytest.fixture(scope="module")
+def gradients_of(lesson) -> Any:
+    """The gradients of a rung, as one long vector."""
+    torch.manual_seed(0)
+    rows = torch.randint(2048, (4, 257))
+
+    def compute(**settings: Any) -> torch.Tensor:
+        rung = lesson["Rung"](**settings)
+        model, _ = lesson["build"](rung)
+        lesson["gradients"](model, rung, rows)
+        return torch.cat([weight.grad.flatten() for weight in model.parameters()])
+
+    return compute
+
+
+# A rung that saves memory by computing something else is no rung.
+@pytest.mark.parametrize(
+    "name",
+    [
+        "accumulation",
+        "checkpointing",
+        "selective checkpointing",
+        "chunked loss",
+        "SDPA",
+    ],
+)
+def test_a_rung_computes_the_same_gradients(gradients_of, name):
+    classic = gradients_of()
+    off = (gradients_of(**RUNGS[name]) - classic).norm() / classic.norm()
+    assert off < 1e-4
+
+
+# What the lesson says of each: less memory than the classic recipe, however small the model.
+@pytest.mark.parametrize(
+    "name", [name for name in RUNGS if name not in ("classic", "bf16")]
+)
+def test_a_rung_saves_memory(lesson, name):
+    peaks = [
+        predict_memory(lambda settings=settings: lesson["fake_session"](
+            lesson["Rung"](**settings)
+        )).peak
+        for settings in ({}, RUNGS[name])
+    ]  # fmt: skip
+    assert peaks[1] < 0.97 * peaks[0]

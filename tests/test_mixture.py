@@ -245,6 +245,13 @@ def test_other_tokenizers_blocks_and_mixtures_are_refused(
     with pytest.raises(CourseError, match="differ in block: 32, 64"):
         open_store(wide)
     other = train_bpe(TEXTS[::-1] * 2, 601)
+    with sealed(tmp_path / "foreign", {}) as aside:
+        write_store(aside, {"train": TEXTS[:2]}, other, BLOCK)
+    foreign = mix(
+        tmp_path / "two", {"a": (stores[:1], 1), "b": ([tmp_path / "foreign"], 1)}
+    )
+    with pytest.raises(CourseError, match="differ in tokenizer"):
+        open_store(foreign)
     plain = mix(tmp_path / "plain", {"a": (stores[:1], 1)})
     with pytest.raises(CourseError, match="another tokenizer"):
         open_store(plain, other)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import threading
 from pathlib import Path
 from typing import Any
 
@@ -21,15 +22,16 @@ from small_runs import (  # noqa: F401
     recipe,
     weights,
 )
+from torch.nn import functional as F
 from torch.utils._python_dispatch import TorchDispatchMode
 from transformers import AutoTokenizer
 
-from stages.chunked_loss import chunk_loss
+from stages.chunked_loss import IGNORED, ChunkedLoss, chunk_loss
 from stages.memory import predict_memory
 from stages.recipe import Recipe, build_model
 from stages.run import Run
 from stages.step import LossScale, Step
-from stages.tokens import Loader, open_store, split_rows
+from stages.tokens import Loader, Split, open_store, split_rows
 from stages.training import begin, make_accelerator, pretrain
 from stages.training_callbacks import DivergenceCheck
 from utils.errors import CourseError
@@ -78,6 +80,23 @@ def test_a_step_between_two_reports_reads_nothing(
         for _ in range(4):
             step.take(run.step, 1.0)
     assert reads.count == 4 * most
+
+
+def test_rows_are_read_beside_the_training(
+    recipe: Recipe, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """By a thread, also of the batches that follow: a slow disk then holds nobody up."""
+    real = Split.gather
+    readers = set()
+
+    def gather(self: Split, rows: Any) -> Any:
+        readers.add(threading.current_thread().name.partition("_")[0])
+        return real(self, rows)
+
+    monkeypatch.setattr(Split, "gather", gather)
+    run, step = begun(recipe)
+    step.take(run.step, 1.0)
+    assert readers == {"read-ahead"}
 
 
 def test_rare_reports_change_no_loss(recipe: Recipe, calm: Recipe) -> None:
@@ -225,6 +244,36 @@ def test_chunks_have_the_loss_and_the_gradients_of_the_whole(
     assert torch.allclose(loss, other, rtol=1e-6)
     for mine, theirs in zip(gradients, others):
         assert torch.allclose(mine, theirs, rtol=1e-4, atol=1e-7)
+
+
+@pytest.mark.parametrize("padding", ["some", "a chunk", "all"])
+@pytest.mark.parametrize("narrow", [False, True])
+def test_padding_has_no_loss_and_no_gradient(padding: str, narrow: bool) -> None:
+    """Held to torch's own loss of the logits of all tokens."""
+    draw = torch.Generator().manual_seed(0)
+    targets = torch.randint(50, (24,), generator=draw)
+    hidden_rows = {"some": [0, 5, 23], "a chunk": range(8, 16), "all": range(24)}
+    targets[list(hidden_rows[padding])] = IGNORED
+    made = torch.randn(24, 6, generator=draw), torch.randn(50, 6, generator=draw)
+    results = []
+    for chunked in (True, False):
+        hidden, weight = (one.clone().requires_grad_() for one in made)
+        with torch.autocast("cpu", torch.bfloat16, narrow):
+            if chunked:
+                loss = ChunkedLoss.apply(hidden, weight, targets, 8)
+            else:
+                loss = F.cross_entropy(hidden @ weight.T, targets)
+        (loss * 3).backward()
+        results.append((loss.detach(), hidden.grad, weight.grad))
+    near = {"rtol": 0.05, "atol": 0.02} if narrow else {"rtol": 1e-5, "atol": 1e-6}
+    for mine, theirs in zip(*results):
+        assert torch.allclose(mine, theirs, equal_nan=True, **near)
+
+
+def test_a_label_that_is_no_word_is_refused() -> None:
+    wrong = torch.tensor([1, -5])
+    with pytest.raises(IndexError, match="-5 is out of bounds"):
+        ChunkedLoss.apply(torch.ones(2, 3), torch.ones(9, 3), wrong, 1)
 
 
 def test_chunks_keep_small_gradients_in_float16(

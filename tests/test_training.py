@@ -24,6 +24,8 @@ from small_runs import (  # noqa: F401
     Killed,
     at_step,
     calm,
+    check_ended,
+    check_same_bits,
     checkpoint_names,
     die,
     inputs,
@@ -32,7 +34,9 @@ from small_runs import (  # noqa: F401
     lose_gradients,
     losses,
     recipe,
+    reset_accelerate,
     small_recipe,
+    train_on,
     weights,
     write_recipe,
 )
@@ -51,12 +55,6 @@ from utils.errors import ROOT, Choice, CourseError
 from utils.machine import set_seed
 
 TORCHRUN = ("-m", "torch.distributed.run", "--standalone", "--nproc_per_node=2")
-
-
-def reset_accelerate() -> None:
-    from accelerate.state import AcceleratorState
-
-    AcceleratorState._reset_state(reset_partial_state=True)
 
 
 # a plain loop beside the engine -----------------------------------------------------------------
@@ -246,20 +244,12 @@ def test_a_killed_run_goes_on_to_the_same_bits(
     # Nothing of the process that it wakes up in may matter.
     set_seed(7)
     pretrain(recipe)
-    assert losses(recipe) == losses(calm)
+    check_same_bits(recipe, calm)
     assert losses(recipe, "validation") == losses(calm, "validation")
-    mine, theirs = weights(recipe), weights(calm)
-    assert all(torch.equal(mine[name], theirs[name]) for name in theirs)
-
-
-def test_dropout_goes_on_to_the_same_bits_too(
-    recipe: Recipe,
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    check_resume(recipe, monkeypatch)
 
 
 ALL_AT_ONCE: list[dict[str, Any]] = [
+    {},
     {"precision": "bfloat16", "micro": 2},
     {"precision": "auto", "micro": 1, "optimizer": "adamw", "recompute": True},
     {
@@ -287,9 +277,7 @@ def check_resume(plain: Recipe, monkeypatch: pytest.MonkeyPatch) -> None:
         at_step(patch, 7, die)
         pretrain(noisy)
     pretrain(noisy)
-    assert losses(noisy) == losses(twin)
-    mine, theirs = weights(noisy), weights(twin)
-    assert all(torch.equal(mine[name], theirs[name]) for name in theirs)
+    check_same_bits(noisy, twin)
 
 
 def test_precision_and_threads_are_chosen_once(
@@ -741,9 +729,7 @@ def test_memory_that_ends_within_the_update_ends_the_run(
         "nothing is logged of a step that was not"
     )
     pretrain(recipe)
-    assert losses(recipe) == losses(calm)
-    mine, theirs = weights(recipe), weights(calm)
-    assert all(torch.equal(mine[name], theirs[name]) for name in theirs)
+    check_same_bits(recipe, calm)
 
 
 # In a process of its own, because one that ran other tests has free memory of its own.
@@ -943,83 +929,64 @@ def test_shards_and_one_process_go_on_from_each_other(
     with monkeypatch.context() as patch, pytest.raises(Killed):
         at_step(patch, 5, die)
         pretrain(recipe)
-    launch(recipe, "shard=true", start=TORCHRUN)
+    check_ended(train_on(2, recipe.change(shard=True)))
     newest = recipe.place("folder") / "checkpoint-000012"
     shutil.rmtree(newest)
     pretrain(recipe)
     assert losses(recipe) == pytest.approx(losses(calm), abs=2e-3)
 
 
+def ask_second(recipe: Recipe) -> None:
+    """Train, and let the second rank alone get a signal in step 6."""
+    real = Step.forward_backward
+
+    def asked(step: Step, number: int) -> torch.Tensor:
+        if number == 5 and step.rank == 1:
+            os.kill(os.getpid(), signal.SIGTERM)
+        return real(step, number)
+
+    Step.forward_backward = asked  # type: ignore[method-assign]
+    pretrain(recipe)
+
+
 @pytest.mark.slow
 @pytest.mark.skipif(
     sys.platform == "win32", reason="there SIGTERM ends a process at once"
 )
-@pytest.mark.parametrize("more", [[], ["shard=true"]], ids=["replicas", "shards"])
+@pytest.mark.parametrize("shard", [False, True], ids=["replicas", "shards"])
 def test_if_one_rank_is_asked_to_stop_all_save_and_leave(
-    recipe: Recipe, tmp_path: Path, more: list[str]
+    recipe: Recipe, shard: bool
 ) -> None:
-    """The second rank alone gets a signal; what was cut off goes on to the bits of what was not."""
-    script = tmp_path / "asked.py"
-    script.write_text(
-        "import os, signal, sys\n"
-        "from stages import training\n"
-        "real = training.Step.forward_backward\n"
-        "def asked(step, number):\n"
-        "    if number == 5 and step.rank == 1:\n"
-        "        os.kill(os.getpid(), signal.SIGTERM)\n"
-        "    return real(step, number)\n"
-        "training.Step.forward_backward = asked\n"
-        "sys.exit(training.main(sys.argv[1:]))\n"
-    )
-    twin = recipe.change(folder=recipe.folder + "-twin")
-    launch(twin, *more, start=TORCHRUN)
-    command = [sys.executable, *TORCHRUN, str(script), str(write_recipe(recipe))]
-    env = {**os.environ, "OMP_NUM_THREADS": "1", "PYTHONPATH": str(ROOT)}
-    done = subprocess.run(
-        [*command, *more], env=env, capture_output=True, text=True, timeout=300
-    )
-    assert done.returncode == 0, done.stderr[-2000:]
-    assert "stopped at step 6" in done.stdout
-    assert checkpoint_names(recipe)[-1] == "checkpoint-000006"
-    launch(recipe, *more, start=TORCHRUN)
-    assert losses(recipe) == losses(twin)
-    mine, theirs = weights(recipe), weights(twin)
-    assert all(torch.equal(mine[name], theirs[name]) for name in theirs)
+    """What was cut off goes on to the bits of what was not."""
+    both = recipe.change(shard=shard)
+    twin = both.change(folder=recipe.folder + "-twin")
+    check_ended(train_on(2, twin))
+    words = train_on(2, both, ask_second)
+    check_ended(words)
+    assert "stopped at step 6" in words[0]
+    assert checkpoint_names(both)[-1] == "checkpoint-000006"
+    check_ended(train_on(2, both))
+    check_same_bits(both, twin)
+
+
+def measure_otherwise(recipe: Recipe) -> None:
+    """Train, where each rank would measure another precision."""
+    mine = torch.bfloat16 if os.environ["RANK"] == "0" else torch.float32
+    runs.choose_dtype = lambda device: Choice(mine, "")
+    real = training.advance
+
+    def advance(run: Run, step: Step) -> None:
+        assert step.dtype == torch.bfloat16, step.dtype
+        real(run, step)
+
+    training.advance = advance
+    pretrain(recipe)
 
 
 @pytest.mark.slow
-def test_ranks_agree_on_what_the_first_one_measured(
-    recipe: Recipe, tmp_path: Path
-) -> None:
-    """Each rank would measure another precision: the first one's is taken by all."""
-    script = tmp_path / "ranks.py"
-    script.write_text(
-        "import os, sys, torch\n"
-        "from stages import run as runs\n"
-        "from stages import training\n"
-        "from utils.errors import Choice\n"
-        "mine = torch.bfloat16 if os.environ['RANK'] == '0' else torch.float32\n"
-        "runs.choose_dtype = lambda device: Choice(mine, '')\n"
-        "real = training.advance\n"
-        "def advance(run, step):\n"
-        "    assert step.dtype == torch.bfloat16, (os.environ['RANK'], step.dtype)\n"
-        "    real(run, step)\n"
-        "training.advance = advance\n"
-        "training.pretrain(training.Recipe.model_validate_json(open(sys.argv[1]).read()))\n"
-    )
+def test_ranks_agree_on_what_the_first_one_measured(recipe: Recipe) -> None:
     auto = recipe.change(precision="auto")
-    (tmp_path / "recipe.json").write_text(auto.model_dump_json())
-    command = [
-        sys.executable,
-        *TORCHRUN,
-        str(script),
-        str(tmp_path / "recipe.json"),
-    ]
-    env = {**os.environ, "OMP_NUM_THREADS": "1", "PYTHONPATH": str(ROOT)}
-    done = subprocess.run(
-        command, env=env, capture_output=True, text=True, timeout=300
-    )
-    assert done.returncode == 0, done.stderr[-2000:]
+    check_ended(train_on(2, auto, measure_otherwise))
     assert len(log_lines(auto)) == 12
 
 

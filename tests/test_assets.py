@@ -7,6 +7,7 @@ import http.server
 import io
 import json
 import os
+import re
 import socket
 import subprocess
 import sys
@@ -64,6 +65,7 @@ def toys(shelf, tmp_path, monkeypatch):
         "us",
         strip=2,
         hub="us/toy",
+        revision="c0ffee",
     )
     source = Asset(
         "source",
@@ -491,7 +493,7 @@ def test_with_the_hub_a_model_comes_by_its_name(toys, monkeypatch, status):
     asked = []
 
     def snapshot(name, **rest):
-        asked.append(name)
+        asked.append((name, rest["revision"]))
         return "/x/c0ffee"
 
     monkeypatch.setattr(huggingface_hub, "snapshot_download", snapshot)
@@ -509,7 +511,13 @@ def test_with_the_hub_a_model_comes_by_its_name(toys, monkeypatch, status):
         monkeypatch.setenv("HF_ENDPOINT", f"http://127.0.0.1:{server.server_port}")
         assert assets.asset("toy") == "/x/c0ffee"
         server.shutdown()
-    assert asked == ["us/toy"]
+    assert asked == [("us/toy", "c0ffee")]
+
+
+def test_the_hub_is_asked_for_a_commit_and_not_for_the_newest():
+    for item in assets.catalogue().values():
+        length = 40 if item.hub else 0
+        assert re.fullmatch(f"[0-9a-f]{{{length}}}", item.revision), item.name
 
 
 def test_a_hub_that_is_out_of_reach_is_told_and_not_waited_for(toys, monkeypatch):

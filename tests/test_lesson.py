@@ -1,14 +1,15 @@
 """`Lesson`: artifacts, figures, exercises; and each thing that can be wrong with them."""
 
 import json
+import re
 import sys
 
 import pytest
 
-from course.notebooks import calls, select
+from course.notebooks import calls, code_cells, select
 from utils import lesson as module
 from utils.errors import CourseError
-from utils.lesson import PUBLISHED_BY, RECORD_TYPE, Lesson
+from utils.lesson import PUBLISHED_BY, RECORD_TYPE, STARTS_PROCESSES, Lesson
 
 
 @pytest.fixture
@@ -88,7 +89,7 @@ def test_a_missing_artifact_is_made_by_running_its_lesson(
     program = (
         "import os, sys; sys.path.insert(0, os.getcwd())\n"
         "from utils.lesson import Lesson\n"
-        "print(sys.argv[1:])\n"
+        "print(sys.argv[1:], 'GPUs', os.environ['CUDA_VISIBLE_DEVICES'])\n"
         "with Lesson('03', 'smoke', 1).publish('corpus') as folder:\n"
         "    (folder / 'a.txt').write_text('made')\n"
     )
@@ -99,11 +100,14 @@ def test_a_missing_artifact_is_made_by_running_its_lesson(
         return real([sys.executable, "-c", program, *command[4:]], **options)
 
     monkeypatch.delenv("COURSE_RUN", raising=False)
+    # As if this lesson had hidden a GPU.
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "0")
+    monkeypatch.setattr(module.machine, "BEFORE", {"CUDA_VISIBLE_DEVICES": "0,1"})
     monkeypatch.setattr(module.subprocess, "Popen", run_instead)
     assert (lesson.need("corpus") / "a.txt").read_text() == "made"
     text = capsys.readouterr().out
     assert "running lesson 03 at profile smoke" in text
-    assert "['--only', '03', '--profile', 'smoke', '--seed', '1']" in text
+    assert "['--only', '03', '--profile', 'smoke', '--seed', '1'] GPUs 0,1" in text
 
 
 @pytest.mark.parametrize("inside_a_run, make", [(True, True), (False, False)])
@@ -126,6 +130,15 @@ def test_the_lessons_publish_what_the_table_says():
         for name in calls(path, "publish"):
             makers[name] = path.name[:2]
     assert makers == PUBLISHED_BY
+
+
+def test_the_lessons_that_start_processes_are_those_of_the_table():
+    starters = set()
+    for path in select():
+        code = "\n".join(code_cells(path))
+        if re.search(r"\b(launch|launch_in_notebook|count_gpus)\(", code):
+            starters.add(path.name[:2])
+    assert starters == STARTS_PROCESSES
 
 
 def test_a_misspelt_name_among_wrong_answers_says_so(lesson, shown):

@@ -13,6 +13,7 @@ import pytest
 import torch
 
 from conftest import POSIX
+from stages import launch
 from stages.launch import start_method
 from utils import machine, profiles
 from utils.errors import CourseError
@@ -113,6 +114,54 @@ def test_a_lesson_asks_for_the_gpu_without_a_cuda_context(
     monkeypatch.delitem(sys.modules, "accelerate.state", raising=False)
     if sys.platform == "linux":
         assert start_method().value == "fork"
+
+
+def seen_by_cuda() -> int:
+    """What torch counts on a machine of four cards."""
+    visible = os.environ.get("CUDA_VISIBLE_DEVICES", "0,1,2,3")
+    return len(visible.split(",")) if visible else 0
+
+
+@pytest.mark.parametrize(
+    "number, visible, left",
+    [
+        ("13", None, "0"),
+        ("13", "2,0", "2"),
+        ("16", "GPU-ab-4,GPU-11-2", "GPU-ab-4"),
+        ("12", "3", "3"),
+        ("10", None, None),
+        ("14", "2,0", "2,0"),
+    ],
+)
+def test_a_lesson_that_starts_no_processes_sees_one_of_several_gpus(
+    machine_with_a_gpu, monkeypatch, capsys, number, visible, left
+):
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "")  # so that it is put back
+    monkeypatch.delenv("CUDA_VISIBLE_DEVICES")
+    if visible:
+        monkeypatch.setenv("CUDA_VISIBLE_DEVICES", visible)
+    monkeypatch.setattr(torch.cuda, "device_count", seen_by_cuda)
+    monkeypatch.setattr(machine, "BEFORE", {})
+    all_gpus = seen_by_cuda()
+    held = torch.get_num_threads()
+    try:
+        first = Lesson(number, "smoke", 1)
+        second = Lesson(number, "smoke", 1)  # its cell may be run again
+    finally:
+        torch.set_num_threads(held)
+    assert os.environ.get("CUDA_VISIBLE_DEVICES") == left
+    # As many would the Trainer take, and with them as many times the batch.
+    assert seen_by_cuda() == (all_gpus if left == visible else 1)
+    hides = left != visible
+    assert ("; GPUs left alone here: " in capsys.readouterr().out) == hides
+    assert first.device.value == second.device.value == "cuda"
+    assert first.device.reason.startswith(second.device.reason)
+    # A lesson that is run for an artifact chooses for itself.
+    others = machine.environment_with_all_gpus()
+    assert others.get("CUDA_VISIBLE_DEVICES") == visible
+    # `notebook_launcher` gets what the lesson sees.
+    monkeypatch.setattr(launch, "a_gpu_is_split", lambda: False)
+    assert launch.count_gpus() == seen_by_cuda()
 
 
 @pytest.fixture

@@ -2,7 +2,9 @@
 
 import html
 import re
+import time
 from html.parser import HTMLParser
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -11,6 +13,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from matplotlib import pyplot as plt
 
+from stages.trainer_progress import TrainerProgress
 from utils import show
 
 
@@ -123,3 +126,49 @@ def test_tied_parameters_count_once():
     two = torch.nn.Linear(4, 4, bias=False)
     two.weight = one.weight
     assert show.count_parameters(torch.nn.Sequential(one, two)) == 16
+
+
+def test_progress_moves_on_one_line_and_leaves_nothing(monkeypatch, capsys):
+    monkeypatch.delenv("TQDM_DISABLE", raising=False)
+
+    def slowly():
+        for number in range(3):
+            time.sleep(0.6)
+            yield number
+
+    assert list(show.progress(slowly(), "work")) == [0, 1, 2]
+    line = capsys.readouterr().err
+    assert "work" in line and "\n" not in line
+    assert line.endswith("\r") and not line.split("\r")[-2].strip()
+    monkeypatch.setenv("TQDM_DISABLE", "1")
+    assert list(show.progress(slowly())) == [0, 1, 2]
+    assert capsys.readouterr().err == ""
+
+
+def test_progress_of_short_work_is_not_shown(monkeypatch, capsys):
+    monkeypatch.delenv("TQDM_DISABLE", raising=False)
+    assert sum(show.progress([1, 2, 3])) == 6
+    assert capsys.readouterr().err == ""
+
+
+@pytest.mark.parametrize("headless", [False, True])
+def test_a_trainer_shows_its_step_and_loss_and_leaves_nothing(
+    monkeypatch, capsys, headless
+):
+    monkeypatch.delenv("TQDM_DISABLE", raising=False)
+    if headless:
+        monkeypatch.setenv("TQDM_DISABLE", "1")
+    state = SimpleNamespace(max_steps=4, global_step=0, is_world_process_zero=True)
+    callback = TrainerProgress()
+    callback.on_train_begin(None, state, None)
+    for step in range(1, 5):
+        state.global_step = step
+        callback.on_log(None, state, None, logs={"loss": "0.25", "epoch": 1})
+        callback.bar.mininterval = 0
+        callback.on_step_end(None, state, None)
+    shown = capsys.readouterr().err
+    callback.on_train_end(None, state, None)
+    end = capsys.readouterr().err
+    assert ("4/4" in shown and "loss 0.250" in shown) == (not headless)
+    assert "\n" not in shown + end
+    assert not end.strip()

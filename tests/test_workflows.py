@@ -150,6 +150,13 @@ def test_every_week_the_course_runs_in_other_environments() -> None:
     assert 'course elsewhere "$PLACE"' in script_of(job)
 
 
+def test_every_week_the_readme_is_typed_where_there_is_nothing_else() -> None:
+    script = script_of(jobs_named("elsewhere")["bare_root"])
+    # Both commands, with lesson 00 only; a record would need a clean commit of ours.
+    assert script.endswith("sudo .venv/bin/python -m tests.bare_root --try")
+    assert "debootstrap" in script
+
+
 def test_canary_runs_unknown_code_where_nothing_may_be_written() -> None:
     jobs = jobs_named("canary")
     newest, issue = jobs["newest"], jobs["issue"]

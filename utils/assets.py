@@ -1,8 +1,8 @@
 """The only door to outside weights, vocabularies and data.
 
 `asset("smollm2")` gives a folder on this machine whose content is checked. Fetching is a step of the
-set-up, never of a lesson: `python -m course fetch smollm2`. With `COURSE_ASSETS=hub` models come by
-their name on the Hugging Face hub instead.
+set-up, never of a lesson: `python -m course fetch smollm2`. With `COURSE_ASSETS=hub` models come
+from the Hugging Face hub instead, at the commit that assets.toml names.
 """
 
 from __future__ import annotations
@@ -37,6 +37,7 @@ class Asset:
     strip: int = 0
     prepare: str = ""
     hub: str = ""
+    revision: str = ""  # the hub's commit; without one the newest is taken
     sha256: dict[str, str] = field(default_factory=dict)
 
     @property
@@ -127,7 +128,8 @@ def from_hub(item: Asset) -> str:
         what = f"the hub cannot be reached for {item.hub!r}: {error}"
         raise CourseError(what, hub, way) from None
     wanted = ["*.json", "*.safetensors", "*.txt", "*.jinja"]
-    folder = snapshot_download(item.hub, allow_patterns=wanted)
+    commit = item.revision or None
+    folder = snapshot_download(item.hub, revision=commit, allow_patterns=wanted)
     print(f"asset {item.name}: {item.what}")
     print(f"  licence {item.licence}")
     print(f"  from the hub, {item.hub}, commit {Path(folder).name}")

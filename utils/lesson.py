@@ -19,7 +19,7 @@ from IPython.display import display
 
 from utils import artifacts, machine
 from utils.artifacts import Facts
-from utils.errors import ROOT, CourseError, build_folder
+from utils.errors import ROOT, Choice, CourseError, build_folder
 from utils.profiles import choose_profile, tight_memory
 from utils.show import format_bytes, format_figure
 
@@ -35,6 +35,8 @@ PUBLISHED_BY = {
     "sentiment-model": "13",
     "instruct-adapter": "17",
 }
+# Lessons that start processes, which share the GPUs out among them; a test holds this to the notebooks.
+STARTS_PROCESSES = {"09", "10", "11", "14"}
 MARKS = {"pass": "✅", "fail": "❌", "not attempted": "○"}
 
 
@@ -51,6 +53,7 @@ class Lesson:
         self._inputs: dict[str, str] = {}
         self._checks: dict[str, Check] = {}
         machine.prepare(self.device, self.threads, seed)
+        self._take_one_gpu()
         profile = f"profile {self.profile.name} ({reason})"
         facts = machine.machine_facts()
         libraries = ("python", "torch", "transformers", "datasets")
@@ -65,6 +68,15 @@ class Lesson:
         lines.insert(place, f"device {self.device}")
         lines += [f"dtype {self.dtype}", f"threads {self.threads}"]
         print("\n".join(lines))
+
+    def _take_one_gpu(self) -> None:
+        """Leave the other GPUs alone, unless this is a lesson whose processes share them out."""
+        if self.device.value != "cuda" or self.number in STARTS_PROCESSES:
+            return
+        others = machine.hide_other_gpus()
+        if others:
+            reason = f"{self.device.reason}; GPUs left alone here: {others}"
+            self.device = Choice("cuda", reason)
 
     def pick(self, **sizes: Any) -> Any:
         """The value for this profile: `lesson.pick(smoke=200, laptop=5_000)`."""
@@ -146,7 +158,8 @@ class Lesson:
         command += ["--profile", profile, "--seed", str(self.seed)]
         pipes: Facts = {"stdout": subprocess.PIPE, "stderr": subprocess.STDOUT}
         pipes |= {"encoding": "utf-8", "errors": "replace"}
-        pipes["env"] = {**os.environ, "PYTHONIOENCODING": "utf-8"}
+        pipes["env"] = machine.environment_with_all_gpus()
+        pipes["env"]["PYTHONIOENCODING"] = "utf-8"
         checkout = Path(__file__).parent.parent
         with subprocess.Popen(command, cwd=checkout, **pipes) as child:
             try:

@@ -23,6 +23,9 @@ CLEARLY_FASTER = 1.3
 DEVICES = ("cpu", "cuda", "mps")
 # The oldest generation of CUDA for which PyTorch still has a build.
 OLDEST_CUDA = 12
+# What hides GPUs from CUDA, and how it stood before this module hid some.
+VISIBLE = "CUDA_VISIBLE_DEVICES"
+BEFORE: dict[str, str | None] = {}
 LIBRARIES = ("torch", "transformers", "datasets", "tokenizers", "accelerate")
 
 
@@ -274,6 +277,34 @@ def prepare(device: Choice, threads: Choice, seed: int) -> None:
         os.environ["ACCELERATE_USE_CPU"] = "true"
     torch.set_num_threads(threads.value)
     set_seed(seed)
+
+
+def hide_other_gpus() -> int:
+    """Let this process see its first GPU alone; how many others that hides.
+
+    The Trainer takes every GPU that a kernel sees (`DataParallel`), a batch for each, so that a lesson
+    would train with another batch size than it says.
+    """
+    import torch
+
+    others = torch.cuda.device_count() - 1
+    if others < 1:
+        return 0
+    BEFORE[VISIBLE] = os.environ.get(VISIBLE)
+    seen = BEFORE[VISIBLE] or "0"
+    os.environ[VISIBLE] = seen.split(",")[0].strip()
+    return others
+
+
+def environment_with_all_gpus() -> dict[str, str]:
+    """The environment for another lesson, which chooses anew among all GPUs."""
+    environment = dict(os.environ)
+    if VISIBLE in BEFORE:
+        environment.pop(VISIBLE, None)
+        before = BEFORE[VISIBLE]
+        if before is not None:
+            environment[VISIBLE] = before
+    return environment
 
 
 def choose_dtype(device: str) -> Choice:

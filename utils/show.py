@@ -5,18 +5,20 @@ from __future__ import annotations
 import html
 import inspect
 import io
+import os
 import re
 import sys
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator
 from numbers import Integral, Real
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 from utils.errors import short_path
 
 # Okabe and Ito's palette: told apart by readers with any kind of colour vision.
 COLOURS = ["#0072B2", "#D55E00", "#009E73", "#CC79A7"]
 COLOURS += ["#E69F00", "#56B4E9", "#000000"]
+Item = TypeVar("Item")
 ALIGN = {"l": "left", "r": "right", "c": "center"}
 
 
@@ -92,6 +94,20 @@ def tolerate_narrow_consoles() -> None:
     for stream in (sys.stdout, sys.stderr):
         if isinstance(stream, io.TextIOWrapper):
             stream.reconfigure(errors="replace")
+
+
+def progress(items: Iterable[Item], what: str = "") -> Iterator[Item]:
+    """The items one by one, and meanwhile one line that moves, which is gone at the end.
+
+    It shows from the second second on, and never where `TQDM_DISABLE` is set, as in a run of the course.
+
+    >>> sum(progress([1, 2, 3]))
+    6
+    """
+    from tqdm.auto import tqdm
+
+    hidden = "TQDM_DISABLE" in os.environ
+    yield from tqdm(items, what or None, leave=False, delay=1, disable=hidden)
 
 
 def show_table(rows: Iterable[dict[str, Any]], align: str = "") -> None:

@@ -155,7 +155,7 @@ def fetch(item: Asset, again: bool = False) -> None:
 def is_here(item: Asset) -> bool:
     """Whether an asset lies on this machine, undamaged."""
     manifest = artifacts.read_manifest(item.folder)
-    return bool(manifest) and not artifacts.damage(item.folder, manifest)
+    return manifest is not None and not artifacts.damage(item.folder, manifest)
 
 
 def archives_lock() -> Any:

@@ -89,7 +89,7 @@ class Step:
         # Shards exchange their gradients by themselves, copies of a model by DDP.
         trained: Any = model if self.sharded else accelerator.prepare(model)
         # What is compiled around DDP is cut where its buckets end: they travel while others are computed.
-        self.trained = torch.compile(trained) if recipe.compile else trained
+        self.trained: Any = torch.compile(trained) if recipe.compile else trained
         self.go_to(run.step)
 
     def fit_micro(self, wanted: int) -> int:

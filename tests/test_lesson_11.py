@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import ast
 import math
+from collections.abc import Iterator
 from importlib.util import find_spec
 from types import SimpleNamespace
 from typing import Any
@@ -64,6 +65,17 @@ def run_cells(
     text = "\n\n".join(SOURCES[name] for name in wanted.split())
     assert old in text, f"the lesson no longer has {old!r}"
     exec(text.replace(old, new) if old else text, names)
+
+
+@pytest.fixture(scope="module", autouse=True)
+def untouched_accelerate() -> Iterator[None]:
+    """No Accelerator was made in this process, so that a launch forks it."""
+    from accelerate.state import AcceleratorState, PartialState
+
+    with pytest.MonkeyPatch.context() as patch:
+        for state in (AcceleratorState, PartialState):
+            patch.setattr(state, "_shared_state", {})
+        yield
 
 
 @pytest.fixture(scope="module")

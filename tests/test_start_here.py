@@ -118,7 +118,7 @@ def test_a_token_asked_for_is_not_printed_and_goes_to_child_processes(
         "huggingface_hub.get_token", lambda: os.environ.get("HF_TOKEN") or None
     )
     exec(lesson_cells["log-in"], names)
-    assert capfd.readouterr().out == "a token is ready\n"
+    assert capfd.readouterr().out == "a token is set\n"
     code = "import os\nprint(os.environ['HF_TOKEN'])"
     child = [sys.executable, "-c", code]
     done = subprocess.run(child, capture_output=True, text=True)

@@ -339,3 +339,10 @@ def test_the_single_process_is_launched_like_its_rivals():
     assert "alone = launch(lambda: train(make_model()), world=1)[0]" in cell(
         "10", "train-alone"
     )
+
+
+@pytest.mark.parametrize("name", ["node-program", "alone-program"])
+def test_ranks_of_a_program_write_whole_lines(name):
+    """`print` writes a line and its end one after the other where Python does not buffer."""
+    assert "print(" not in cell("10", name)
+    assert "os.write(1, " in cell("10", name)

@@ -2,7 +2,8 @@
 
 Each place is an environment of its own in `build/elsewhere`. In the first three the unit tests and the
 lessons run from this checkout. `colab` is built from the list that Google publishes of its image; there
-each lesson starts in an empty folder and a fresh image, from its own badge, as a reader meets it.
+each lesson starts in an empty folder and a fresh image, from its own badge, as a reader meets it; the unit
+tests run in a copy of that image which has been given every requirement.
 """
 
 from __future__ import annotations
@@ -150,13 +151,7 @@ def run_checkout(place: str, only: str | None) -> Facts:
     # What this commit has already run here is taken up and not run again.
     folder = build_folder() / ("" if here else f"elsewhere/{place}/build")
     environment = clean_environment(COURSE_BUILD=str(folder), PYTHONPATH=str(ROOT))
-    tests = [python, "-m", "pytest", "tests", "-n", "auto"]
-    tests += ["-m", "not slow and not release"]
-    done = subprocess.run(
-        tests, cwd=ROOT, env=environment, stdout=subprocess.PIPE, text=True
-    )
-    print(done.stdout, flush=True)
-    lines = done.stdout.strip().splitlines() or ["no test ran"]
+    tests = run_tests(python, environment)
     run = [python, "-m", "course", "run", "--profile", "smoke"]
     run += ["--only", only or ""]
     subprocess.run(run, cwd=ROOT, env=environment)
@@ -170,8 +165,35 @@ def run_checkout(place: str, only: str | None) -> Facts:
             problems = verdicts.problems_of(shelf / path.name, "smoke", path)
         seconds = result.get("seconds", 0)
         lessons[path.name[:2]] = {"seconds": seconds, "problems": problems}
-    facts = {"lessons": lessons, "tests": lines[-1].strip("= "), "python": python}
-    return {**facts, "red": done.returncode != 0}
+    return {"lessons": lessons, "python": python, **tests}
+
+
+def run_tests(python: str, environment: dict[str, str]) -> Facts:
+    """The unit tests of this checkout with the Python of a place: their last line, and whether it is red."""
+    tests = [python, "-m", "pytest", "tests", "-n", "auto"]
+    tests += ["-m", "not slow and not release"]
+    done = subprocess.run(
+        tests, cwd=ROOT, env=environment, stdout=subprocess.PIPE, text=True
+    )
+    print(done.stdout, flush=True)
+    lines = done.stdout.strip().splitlines() or ["no test ran"]
+    return {"tests": lines[-1].strip("= "), "red": done.returncode != 0}
+
+
+def run_image_tests(image: Path) -> Facts:
+    """The unit tests in a copy of Colab's image; what it lacks is installed as the set-up cell does it."""
+    folder = build_folder() / "elsewhere" / "colab" / "tests"
+    shutil.rmtree(folder, ignore_errors=True)
+    shutil.copytree(image, folder / "image", symlinks=True, copy_function=os.link)
+    python = str(folder / "image" / "bin" / "python")
+    wanted = wanted_in("locked")
+    code = "from course import bootstrap; "
+    code += f"bootstrap.install({wanted}, bootstrap.installed())"
+    environment = clean_environment(
+        COURSE_BUILD=str(folder / "build"), PYTHONPATH=str(ROOT)
+    )
+    call(python, "-c", code, cwd=ROOT, env=environment)
+    return run_tests(python, environment)
 
 
 def publish_here(folder: Path) -> str:
@@ -302,7 +324,8 @@ def run_colab(only: str | None) -> Facts:
     with ThreadPoolExecutor(runner.count_jobs(PROFILES["smoke"])) as pool:
         results = list(pool.map(run_and_show, chosen))
     lessons = {path.name[:2]: facts for path, facts in zip(chosen, results)}
-    return {"lessons": lessons, "python": python}
+    tests = run_image_tests(python.parent.parent)
+    return {"lessons": lessons, "python": python, **tests}
 
 
 def record(place: str, facts: Facts) -> None:

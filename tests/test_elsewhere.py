@@ -103,7 +103,11 @@ def test_two_lessons_run_at_once_each_in_its_own_place(
     monkeypatch.setattr(elsewhere, "build", lambda place: Path("/image/bin/python"))
     monkeypatch.setattr(elsewhere, "publish_here", lambda folder: "file:///here")
     monkeypatch.setattr(elsewhere, "run_from_badge", meet)
-    lessons = elsewhere.run_colab("00-01")["lessons"]
+    tests = {"tests": "1 failed", "red": True}
+    monkeypatch.setattr(elsewhere, "run_image_tests", lambda image: tests)
+    facts = elsewhere.run_colab("00-01")
+    assert facts["tests"] == "1 failed" and facts["red"]
+    lessons = facts["lessons"]
     assert [facts["of"][:2] for facts in lessons.values()] == list(lessons)
     assert capsys.readouterr().out.count("✔") == 2
 
@@ -164,6 +168,30 @@ def test_what_has_run_here_is_taken_up(monkeypatch, tmp_path):
         elsewhere.run_checkout(place, None)
     there = str(tmp_path / "elsewhere" / "oldest" / "build")
     assert asked[::2] == [(sys.executable, str(tmp_path)), ("/image/python", there)]
+
+
+def test_the_tests_of_an_image_have_every_requirement_and_leave_it_as_it_is(
+    monkeypatch, tmp_path
+):
+    image = tmp_path / "image"
+    (image / "bin").mkdir(parents=True)
+    (image / "bin" / "python").write_text("an interpreter")
+    asked = []
+    monkeypatch.setenv("COURSE_BUILD", str(tmp_path))
+
+    def run(words, env, **options):
+        asked.append([*words, env["COURSE_BUILD"]])
+        return subprocess.CompletedProcess(words, 1, stdout="1 failed, 9 passed\n")
+
+    monkeypatch.setattr(elsewhere, "call", lambda *words, **how: run(words, **how))
+    monkeypatch.setattr(elsewhere.subprocess, "run", run)
+    facts = elsewhere.run_image_tests(image)
+    assert facts == {"tests": "1 failed, 9 passed", "red": True}
+    install, tests = asked
+    for text in wanted_in("locked"):
+        assert repr(text) in install[2]
+    assert install[0] == tests[0] != str(image / "bin" / "python")
+    assert "pytest" in tests and str(tmp_path / "build") != tests[-1]
 
 
 def test_an_unknown_place_is_refused_with_the_names():

@@ -211,6 +211,7 @@ def test_the_list_of_those_who_opted_out_is_read_without_its_comments():
         ("Apache-2.0 WITH LLVM-exception AND MIT", True),
         ("GPL-2.0 WITH Classpath-exception-2.0", False),
         ("MIT WITH Commons-Clause", False),
+        ("MIT WITH LicenseRef-scancode-commons-clause", False),
         ("MIT WITH some-exception-of-ours", False),
         ("Apache-2.0 WITH MIT", False),
         ("LLVM-exception", False),

@@ -38,15 +38,25 @@ class Machine:
     memory: Positive
     watts: Positive
     hourly: Annotated[float, Field(ge=0)]  # an assumption: ask for today's price
-    inside: Positive = 1e9  # bytes a second, within a node
+    inside: Positive = 1e9  # bytes a second of each device, within a node
     outside: Positive = 1e9  # and to other nodes
     node: Count = 8
     # What the training loop computes in on such a device: `utils.machine.choose_dtype`.
     precision: Literal["float32", "bfloat16"] = "bfloat16"
 
-    def link(self, devices: int) -> Link:
-        """The slowest link among neighbouring devices; its bandwidth alone is counted."""
-        return Link(0.0, self.inside if devices <= self.node else self.outside)
+    def link(self, devices: int, stride: int = 1) -> Link:
+        """What a ring has that takes every `stride`-th of `devices` neighbours; bandwidth alone is counted.
+
+        All its members in a node carry its bytes out together, as NCCL lets them with a ring for each.
+
+        >>> h100 = MACHINES["H100"]
+        >>> [h100.link(*group).bandwidth / 1e9 for group in ((8,), (16,), (16, 8))]
+        [450.0, 400.0, 50.0]
+        """
+        if devices <= self.node:
+            return Link(0.0, self.inside)
+        carriers = max(1, self.node // stride)
+        return Link(0.0, min(self.inside, carriers * self.outside))
 
 
 MACHINES = {

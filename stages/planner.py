@@ -217,10 +217,10 @@ def communication_seconds(
     """
     model = layout.tensor * layout.pipeline
     weights = 2 * shape.parameters / model
-    near = machine.link(model * layout.shards)
+    near = machine.link(model * layout.shards, model)
     gather = near.seconds("all_gather", weights, layout.shards)
     scatter = near.seconds("reduce_scatter", weights, layout.shards)
-    far = machine.link(layout.devices)
+    far = machine.link(layout.devices, model * layout.shards)
     replicas = layout.data // layout.shards
     copies = far.seconds("all_reduce", weights / layout.shards, replicas)
     activations = 2 * rows * shape.context * shape.width
@@ -230,7 +230,9 @@ def communication_seconds(
     sums = times * shape.layers / layout.pipeline * within
     handed = 0.0
     if layout.pipeline > 1:
-        handed = 2 * activations / layout.tensor / machine.link(model).bandwidth
+        # A stage has one neighbour, and each of its devices a link of its own there.
+        neighbour = machine.link(model, machine.node)
+        handed = 2 * activations / layout.tensor / neighbour.bandwidth
     return passes * (2 * gather + scatter) + copies + sums + handed
 
 

@@ -49,6 +49,13 @@ class WaitsInTheHook(Overlapped):
         parameter.grad.div_(dist.get_world_size())
 
 
+class WaitsOnEachHandle(Overlapped):
+    def start(self, parameter):
+        super().start(parameter)
+        handle, _ = self.waiting[-1]
+        handle.wait()
+
+
 class SendsAtTheEnd(Overlapped):
     def start(self, parameter):
         self.waiting.append((None, parameter))
@@ -70,7 +77,14 @@ class NeverForgets(Overlapped):
 
 lesson.refuse(
     "10.2",
-    Overlapped=[Summed, OwnWeights, WaitsInTheHook, SendsAtTheEnd, NeverForgets],
+    Overlapped=[
+        Summed,
+        OwnWeights,
+        WaitsInTheHook,
+        WaitsOnEachHandle,
+        SendsAtTheEnd,
+        NeverForgets,
+    ],
 )
 
 

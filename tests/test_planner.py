@@ -244,7 +244,9 @@ def test_a_ring_has_the_links_of_all_its_members_in_a_node():
 def test_copies_across_send_out_two_thirds_of_what_shards_across_do():
     # with hundreds of nodes a link carries 3 * 3e9 / 8 bytes for one copy, 2 * 3e9 / 8 for a copy a node
     slow = replace(H100, inside=1e15, outside=6.25e9)
-    shared = planner.communication_seconds(XL, Layout(data=8192, shards=8192), slow, 8)
+    shared = planner.communication_seconds(
+        XL, Layout(data=8192, shards=8192), slow, 8
+    )
     copied = planner.communication_seconds(XL, Layout(data=8192, shards=8), slow, 8)
     assert copied / shared == pytest.approx(2 / 3, rel=2e-3)
 

@@ -124,6 +124,13 @@ def install(wanted: list[str], before: Versions) -> None:
     sys.exit(f"{problem}: {message[-1]}\n  next:  {way}")
 
 
+def prepare(wanted: list[str], before: Versions) -> None:
+    """Install what is wanted, and take away a torchao that peft refuses."""
+    install(wanted, before)
+    if "torchao" in before and is_older(before["torchao"], OLDEST_TORCHAO):
+        pip("uninstall", "--yes", "torchao")
+
+
 def refuse_torch(before: Versions) -> None:
     """Stop at once where the image's torch cannot be used."""
     needed = Requirement(requirements()["torch"])
@@ -182,9 +189,7 @@ def main(number: str, imported: set[str]) -> None:
         files += [ROOT / "course" / "runner.py", ROOT / "course" / "execute.py"]
     wanted = requirements()
     names = sorted(packages_for(files) - IMAGE)
-    install([wanted[name] for name in names], before)
-    if "torchao" in before and is_older(before["torchao"], OLDEST_TORCHAO):
-        pip("uninstall", "--yes", "torchao")
+    prepare([wanted[name] for name in names], before)
     tell(before, imported)
     command = [sys.executable, "-m", "course", "fetch"]
     command += ["--for", ",".join([*chain, number])]

@@ -188,7 +188,7 @@ def run_image_tests(image: Path) -> Facts:
     python = str(folder / "image" / "bin" / "python")
     wanted = wanted_in("locked")
     code = "from course import bootstrap; "
-    code += f"bootstrap.install({wanted}, bootstrap.installed())"
+    code += f"bootstrap.prepare({wanted}, bootstrap.installed())"
     environment = clean_environment(
         COURSE_BUILD=str(folder / "build"), PYTHONPATH=str(ROOT)
     )

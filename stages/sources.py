@@ -240,7 +240,8 @@ def allows(tree: Any) -> bool:
         return any(choices)
     exception = getattr(tree, "exception_symbol", None)
     if exception is not None:
-        return exception.is_exception and tree.license_symbol.key in PERMISSIVE
+        listed = exception.is_exception and not exception.key.startswith("LicenseRef-")
+        return listed and tree.license_symbol.key in PERMISSIVE
     return tree.key in PERMISSIVE
 
 

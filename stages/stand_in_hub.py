@@ -13,6 +13,7 @@ import base64
 import hashlib
 import json
 import os
+import tempfile
 import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -37,6 +38,8 @@ class StandInHub(ThreadingHTTPServer):
         self.private: set[str] = set()
         self.requests: list[str] = []
         self.url = f"http://127.0.0.1:{self.server_port}"
+        # Where no cache is named, none of the reader's own may hear of our repositories.
+        self.cache = tempfile.TemporaryDirectory()
         threading.Thread(target=self.serve_forever, daemon=True).start()
 
     def __exit__(self, *error: object) -> None:
@@ -88,6 +91,7 @@ class StandInHub(ThreadingHTTPServer):
         settings: dict[str, Any] = {
             "ENDPOINT": self.url,
             "HUGGINGFACE_CO_URL_TEMPLATE": f"{self.url}/{FILE}",
+            "HF_HUB_CACHE": self.cache.name,
             "HF_HUB_OFFLINE": offline,
         }
         # An open session would keep its proxy; between a machine and itself there is none.
@@ -214,7 +218,8 @@ class Handler(BaseHTTPRequestHandler):
         if name in files:
             return self.answer(files[name], commit=revision)
         if name:
-            return self.answer({}, 404, error="EntryNotFound")
+            # With the commit, so that the library may note that this file never was in it.
+            return self.answer({}, 404, commit=revision, error="EntryNotFound")
         if "/tree/" in path:
             return self.answer(hub.tree(repo))
         facts: dict[str, Any] = {"id": repo, "sha": revision}

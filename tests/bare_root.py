@@ -281,7 +281,7 @@ def parts(typed: list[Facts]) -> dict[str, float]:
     return {
         "`git clone`": clone,
         "environment and packages, with a line that moves": packages,
-        "the weights that lesson 00 takes, 93 MB": weights,
+        "the weights of the first lesson, 93 MB": weights,
         "JupyterLab answers with the lesson": start - packages - weights,
         "together": clone + start,
     }

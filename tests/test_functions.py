@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-import argparse
 import ast
 import inspect
+import shutil
 import statistics
 import textwrap
 
@@ -92,7 +92,7 @@ def test_other_line_ends_are_line_ends(end: str) -> None:
     ast.parse(function.code)
 
 
-@pytest.mark.parametrize("module", [argparse, statistics, textwrap])
+@pytest.mark.parametrize("module", [shutil, statistics, textwrap])
 def test_the_functions_of_the_standard_library_parse(module: object) -> None:
     functions = functions_of(inspect.getsource(module))
     assert functions

@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import contextlib
 import functools
+import io
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -13,6 +16,7 @@ from stages.chunked_loss import chunk_loss
 from stages.eight_bit import AdamW8bit
 from stages.memory import measure_peak, predict_memory
 from tests.test_memory import cells_of
+from utils.show import format_bytes
 
 CELLS = ["rung", "build", "step", "step-2", "session", "fake-session"]
 CELLS += ["selective-rung"]
@@ -111,3 +115,33 @@ def test_a_rung_saves_memory(lesson, name):
         for settings in ({}, RUNGS[name])
     ]  # fmt: skip
     assert peaks[1] < 0.97 * peaks[0]
+
+
+@pytest.fixture
+def batch(lesson) -> Any:
+    """What the lesson prints of the largest batch under a budget, at a profile."""
+
+    def find(budget: float | None, profile: str = "smoke") -> str:
+        at = SimpleNamespace(pick=lambda **sizes: sizes[profile])
+        names = lesson | {"BUDGET": budget, "lesson": at, "functools": functools}
+        names |= {"predict_memory": predict_memory, "format_bytes": format_bytes}
+        printed = io.StringIO()
+        with contextlib.redirect_stdout(printed):
+            exec(cells_of("12", "largest-run"), names)
+        return printed.getvalue()
+
+    return find
+
+
+def test_a_budget_below_one_sequence_is_told(batch):
+    assert "not one sequence fits into 1 MB" in batch(1e6)
+
+
+def test_the_largest_batch_fills_its_budget(lesson, batch):
+    def need(count: int) -> int:
+        rung = lesson["Rung"](attention="sdpa", micro=count)
+        return predict_memory(lambda: lesson["fake_session"](rung, count)).peak
+
+    three = need(3)
+    assert batch(three).startswith("3 sequences")
+    assert batch(three - 1).startswith("2 sequences")

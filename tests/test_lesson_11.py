@@ -234,11 +234,11 @@ def test_the_strategies_agree_with_one_process(ground, capsys):
         names, f"gather sharded by-hand {CUTS} sharded-run save resume resume-run"
     )
     run_cells(names, "tensor-library tensor-run stage pipeline mesh hsdp")
-    assert (
-        len(names["distance"])
-        == names["records"]["strategies that agree with one process"]
-    )
-    assert len(names["distance"]) >= 9
+    resumed = "saved on two, resumed on four"
+    assert resumed in names["distance"]
+    # A resumed run is held to one process too, and is no strategy of its own.
+    assert len(names["distance"]) == 9
+    assert names["records"]["strategies that agree with one process"] == 8
     assert "[2.0, 5.0]" in capsys.readouterr().out
 
 

@@ -366,11 +366,12 @@ def test_memory_counts_what_is_allocated_and_forgets_what_is_mapped(tmp_path):
     before = machine.memory_of()
     mapped = np.memmap(path, np.uint8, mode="r")
     assert mapped.sum() == 0
-    own = np.ones(30_000_000, np.uint8)
+    # Beyond 32 MB an array never gets memory that this process has freed and still holds.
+    own = np.ones(40_000_000, np.uint8)
     after = machine.memory_of()
-    assert after["resident"] - before["resident"] > 60_000_000
+    assert after["resident"] - before["resident"] > 70_000_000
     if machine.private_memory_name() == "RssAnon":
-        assert 25_000_000 < after["private"] - before["private"] < 45_000_000
+        assert 35_000_000 < after["private"] - before["private"] < 55_000_000
     assert own[0] == 1
 
 

@@ -294,6 +294,20 @@ def test_no_sync_sends_once_and_keeps_the_norm(names, fault):
         assert own["value"] == 0.25
 
 
+def test_buckets_are_drawn_in_the_order_in_which_they_left(capsys):
+    """They are noted as they arrive, and the last to leave may arrive first."""
+    drawn = []
+    names = run_cells("10", "", {}) | {"trace_buckets": None}
+    names["launch"] = lambda trace: [[[700, 0.3, 0.4], [300, 0.1, 0.5]]]
+    names["show_figure"] = lambda figure, alt: drawn.append(figure)
+    exec(cell("10", "buckets-figure"), names)
+    (axes,) = drawn[0].axes
+    labels = [label.get_text() for label in axes.get_yticklabels()]
+    assert labels == ["backward pass", "bucket 0, 300 B", "bucket 1, 700 B"]
+    assert [bar.get_x() for bar in axes.patches] == [0, 0.1, 0.3]
+    assert "30% of the bytes" in capsys.readouterr().out
+
+
 # what the lesson says of libraries -----------------------------------------------------------------
 
 

@@ -5,6 +5,7 @@ import subprocess
 import sys
 import threading
 from http.server import BaseHTTPRequestHandler, HTTPServer
+from textwrap import fill
 
 import pytest
 
@@ -126,7 +127,7 @@ def test_a_token_asked_for_is_not_printed_and_goes_to_child_processes(
 
 
 def test_login_in_a_cell_says_that_the_course_is_offline(lesson_cells, capfd):
-    exec(lesson_cells["login-here"], {})
+    exec(lesson_cells["login-here"], {"fill": fill})
     out = capfd.readouterr().out
     assert "OfflineModeIsEnabled" in out and TOKEN not in out
 

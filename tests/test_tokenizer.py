@@ -16,6 +16,7 @@ from huggingface_hub import constants, snapshot_download
 from huggingface_hub.errors import RepositoryNotFoundError
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from transformers import AutoModelForCausalLM, GPT2Config, GPT2LMHeadModel
 
 from stages import tokenizer as tokenization
 from stages.stand_in_hub import TOKEN, StandInHub
@@ -349,6 +350,24 @@ def test_the_stand_in_refuses_a_stranger_and_knows_what_it_lacks(tmp_path):
         assert set(hub.repos) == {"reader/mine"}
         assert hub.private == set(), "nobody asked for a private one"
         assert "RepositoryNotFoundError" in run_against(hub, tmp_path, pull).stderr
+
+
+def test_a_model_that_was_loaded_is_asked_for_once(tmp_path, monkeypatch):
+    mine = tmp_path / "cache of the reader"
+    monkeypatch.setattr(constants, "HF_HUB_CACHE", str(mine))
+    shape = GPT2Config(vocab_size=8, n_positions=8, n_embd=8, n_layer=1, n_head=1)
+    GPT2LMHeadModel(shape).save_pretrained(tmp_path / "files")
+    load = partial(
+        AutoModelForCausalLM.from_pretrained,
+        "course/tiny",
+        cache_dir=tmp_path / "cache",
+    )
+    with StandInHub() as hub:
+        commit = hub.add("course/tiny", tmp_path / "files")
+        assert sum(request["bytes sent"] for request in hub.ask(load)) > 0
+        assert len(hub.ask(load)) == 1, "only what `main` means is asked"
+        assert hub.ask(partial(load, revision=commit)) == []
+    assert not mine.exists()
 
 
 def test_the_hub_tells_what_was_asked_of_it_and_what_it_sent(tmp_path):

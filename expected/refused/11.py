@@ -38,6 +38,9 @@ lesson.refuse(
 
 
 # %% 11.3
+from unittest import mock
+
+
 class SummedNotAveraged(ShardedAdamW):
     def step(self, limit):
         self.world, world = 1, self.world  # what divides, and what cuts
@@ -53,11 +56,8 @@ class SummedNotAveraged(ShardedAdamW):
 
 class NormOfItsSlice(ShardedAdamW):
     def step(self, limit):
-        summed, dist.all_reduce = dist.all_reduce, lambda tensor: None
-        try:
+        with mock.patch.object(dist, "all_reduce", lambda tensor: None):
             return super().step(limit)
-        finally:
-            dist.all_reduce = summed
 
 
 class SliceOfItsNeighbour(ShardedAdamW):
@@ -68,23 +68,17 @@ class SliceOfItsNeighbour(ShardedAdamW):
             gather(whole, mine)
             whole.copy_(torch.cat(whole.chunk(self.world)[::-1]))
 
-        dist.all_gather_into_tensor = turned
-        try:
+        with mock.patch.object(dist, "all_gather_into_tensor", turned):
             return super().step(limit)
-        finally:
-            dist.all_gather_into_tensor = gather
 
 
 class NothingHandedAround(ShardedAdamW):
     def step(self, limit):
-        gather = dist.all_gather_into_tensor
-        dist.all_gather_into_tensor = lambda whole, mine: whole.copy_(
-            self.flatten([p.detach() for p in self.parameters])
-        )
-        try:
+        def own(whole, mine):
+            whole.copy_(self.flatten([p.detach() for p in self.parameters]))
+
+        with mock.patch.object(dist, "all_gather_into_tensor", own):
             return super().step(limit)
-        finally:
-            dist.all_gather_into_tensor = gather
 
 
 class EverybodyKeepsAll:

@@ -151,7 +151,7 @@ def forget_the_batch(config, sequences, length):
 
 
 def run_it_after_all(config, sequences, length):
-    return right(config, sequences, length) + sum(range(10**9)) * 0
+    return right(config, sequences, length) + sum(1 for _ in range(10**9)) * 0
 
 
 lesson.refuse(

@@ -240,7 +240,8 @@ def allows(tree: Any) -> bool:
         return any(choices)
     exception = getattr(tree, "exception_symbol", None)
     if exception is not None:
-        listed = exception.is_exception and not exception.key.startswith("LicenseRef-")
+        unlisted = exception.key.startswith("LicenseRef-")
+        listed = exception.is_exception and not unlisted
         return listed and tree.license_symbol.key in PERMISSIVE
     return tree.key in PERMISSIVE
 

@@ -187,7 +187,7 @@ def build_model(recipe: Recipe, tokenizer: Any) -> Any:
     torch.manual_seed(recipe.seed)
     kind = recipe.attention
     model = AutoModelForCausalLM.from_config(config, attn_implementation=kind)
-    # GPT-2's class name says nothing of its loss, see lesson 09.
+    # GPT-2's class name says nothing of its loss: see docs/troubleshooting.md.
     model.loss_type = "ForCausalLM"
     if recipe.recompute:
         model.activation_checkpointing_enable({"use_reentrant": False})

@@ -136,7 +136,7 @@ def test_the_lessons_that_start_processes_are_those_of_the_table():
     starters = set()
     for path in select():
         code = "\n".join(code_cells(path))
-        if re.search(r"\b(launch|launch_in_notebook|count_gpus)\(", code):
+        if re.search(r"\b(launch|launch_in_notebook|train_apart)\(", code):
             starters.add(path.name[:2])
     assert starters == STARTS_PROCESSES
 

@@ -6,6 +6,7 @@ import time
 import pyarrow as pa
 import pytest
 import tiktoken
+import torch
 from datasets import Dataset, load_dataset
 from tokenizers import Tokenizer, models, pre_tokenizers
 
@@ -70,3 +71,26 @@ def test_a_long_run_of_spaces_costs_in_proportion():
 
     short, long = (min(cost(n) for _ in range(5)) for n in (2_000, 32_000))
     assert long < 100 * short
+
+
+def test_a_trainer_divides_gpt2s_loss_by_one_label_too_many(tmp_path):
+    from transformers import GPT2Config, GPT2LMHeadModel, Trainer, TrainingArguments
+
+    sizes = {"vocab_size": 64, "n_positions": 32, "n_embd": 16, "n_layer": 1}
+    ends = {"bos_token_id": 0, "eos_token_id": 0, "n_head": 1}
+    torch.manual_seed(0)
+    model = GPT2LMHeadModel(GPT2Config(**sizes, **ends)).eval()
+    rows = torch.randint(64, (4, 32))
+    data = [{"input_ids": row, "labels": row} for row in rows]
+    quiet = {"report_to": "none", "disable_tqdm": True, "use_cpu": True}
+    plan = TrainingArguments(str(tmp_path), per_device_eval_batch_size=4, **quiet)
+    truth = model(input_ids=rows, labels=rows).loss.item()
+
+    def ratio():
+        trainer = Trainer(model, plan, eval_dataset=data)
+        return trainer.evaluate()["eval_loss"] / truth
+
+    # Of 32 tokens only 31 have a successor that is asked for.
+    assert ratio() == pytest.approx(31 / 32, abs=1e-4)
+    model.loss_type = "ForCausalLM"
+    assert ratio() == pytest.approx(1, abs=1e-4)

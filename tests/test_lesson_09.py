@@ -273,18 +273,27 @@ def test_longer_runs_are_shown_where_they_are_recorded(
 
 
 @pytest.mark.parametrize(
-    "text, good",
+    "text, verdict",
     [
-        ("def f(x):\n    return x\n    y = (", True),
-        ("def f(x):\n    return )\n    y", False),
-        ("def f(x):\nreturn x\nz", False),
+        ("def f(x):\n    x = g(x)\n    y = (", (True, True)),
+        ('def f(x):\n    print(x)\n    """never closed\n    y', (True, True)),
+        # what stands only in the line that is not judged, in a string or a comment, a comparison
+        ("def f(x):\n    return x\n    y = (", (True, False)),
+        ('def f(x):\n    """x = g(x)\n    y', (True, False)),
+        ("def f(x):\n    # x = g(x)\n    return x == 1\n", (True, False)),
+        ("def f(x):\n    def g(self, x):\n        return x\n", (True, False)),
+        # nor what the header has
+        ("def f(x=g()):\n    return x\n", (True, False)),
+        ("def f(x):\n    return )\n    y = g()", (False, False)),
+        ("def f(x):\nreturn x\nz", (False, False)),
+        ("def f(x):\n", (True, False)),
     ],
 )
 def test_the_parser_judges_all_lines_but_the_last(
-    ground: dict[str, Any], text: str, good: bool
+    ground: dict[str, Any], text: str, verdict: tuple[bool, bool]
 ) -> None:
     names = run("could-be", ground)
-    assert names["could_be_python"](text) is good
+    assert names["judge"](text) == verdict
 
 
 def test_a_body_ends_at_the_margin(ground: dict[str, Any]) -> None:

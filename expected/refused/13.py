@@ -55,7 +55,9 @@ def unpaired(ours, theirs, seed=0):
 def ninety(ours, theirs, seed=0):
     noise = np.random.default_rng(seed)
     gap = ours.astype(float) - theirs
-    drawn = [gap[noise.integers(len(gap), size=len(gap))].mean() for _ in range(1000)]
+    drawn = [
+        gap[noise.integers(len(gap), size=len(gap))].mean() for _ in range(1000)
+    ]
     return tuple(np.quantile(drawn, [0.05, 0.95]))
 
 

@@ -5,7 +5,9 @@
 lesson.refuse(
     "14.1",
     rows_of=[
-        lambda step, rank, share, world: list(range(step * share, (step + 1) * share)),
+        lambda step, rank, share, world: list(
+            range(step * share, (step + 1) * share)
+        ),
         lambda step, rank, share, world: list(range(rank, share * world, world)),
         lambda step, rank, share, world: list(
             range((2 * step + rank) * share, (2 * step + rank + 1) * share)

@@ -6,7 +6,10 @@ rule = cover
 lesson.refuse(
     "15.1",
     cover=[
-        lambda ids, d, f, n, m: (np.where(d < 0.15, m, ids), np.where(d < 0.15, ids, -100)),
+        lambda ids, d, f, n, m: (
+            np.where(d < 0.15, m, ids),
+            np.where(d < 0.15, ids, -100),
+        ),
         lambda ids, d, f, n, m: (rule(ids, d, f, n, m)[0], ids),
         lambda ids, d, f, n, m: rule(ids, d * 0.3, f, n, m),
         lambda ids, d, f, n, m: rule(ids, d, f + 0.05, n, m),

@@ -15,9 +15,7 @@ lesson.refuse(
         lambda probabilities, u: int((probabilities <= u).sum()),
         lambda probabilities, u: int((probabilities.cumsum(0) <= u).sum()),
         lambda probabilities, u: int((probabilities.cumsum(0) < u).sum()),
-        lambda probabilities, u: int(
-            torch.searchsorted(probabilities.cumsum(0), u)
-        ),
+        lambda probabilities, u: int(torch.searchsorted(probabilities.cumsum(0), u)),
         lambda probabilities, u: int(u * len(probabilities)),
         one_that_falls_through,
     ],

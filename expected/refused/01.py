@@ -52,9 +52,7 @@ def by_column(tokenizer, prompts):
 
 def mask_lost(model, batch, steps):
     return good_extend(
-        model,
-        batch | {"attention_mask": torch.ones_like(batch["attention_mask"])},
-        steps,
+        model, batch | {"attention_mask": torch.ones_like(batch["attention_mask"])}, steps
     )
 
 
@@ -120,11 +118,7 @@ lesson.refuse(
 # The check says what is wrong; torch alone would only name two sizes.
 from utils.lesson import run_check
 
-for names in (
-    ["position_ids"],
-    ["attention_mask"],
-    ["attention_mask", "position_ids"],
-):
+for names in (["position_ids"], ["attention_mask"], ["attention_mask", "position_ids"]):
     verdict, hint = run_check(check, {"extend": fixed(*names)})
     assert verdict == "fail" and "Error" not in hint, hint
 lesson.refuse(
@@ -132,8 +126,7 @@ lesson.refuse(
     finish=[
         lambda tokenizer, ids, length: good_finish(tokenizer, ids, 0),
         lambda tokenizer, ids, length: [
-            tokenizer.decode(row, skip_special_tokens=True)
-            for row in ids[:, length:]
+            tokenizer.decode(row, skip_special_tokens=True) for row in ids[:, length:]
         ],
     ],
 )

@@ -21,9 +21,7 @@ def head(scale=True, mask="last", safe=True, softmax=True):
             scores = scores.masked_fill(future, -torch.inf)
             scores = scores - scores.amax(-1, keepdim=True)
         shares = scores.masked_fill(future, -torch.inf).exp()
-        return (
-            shares / shares.sum(-1, keepdim=True) if softmax else shares
-        ) @ value
+        return (shares / shares.sum(-1, keepdim=True) if softmax else shares) @ value
 
     return attend
 
@@ -55,16 +53,13 @@ lesson.refuse(
     ],
 )
 
-
 # %% 02.2
 def next_only(model, length):
     ids = torch.randint(10, (1, length))
     changed = ids.clone()
     changed[0, -1] = (ids[0, -1] + 1) % 10
     with torch.no_grad():
-        return not torch.allclose(
-            model(ids)[:, -2], model(changed)[:, -2], atol=1e-5
-        )
+        return not torch.allclose(model(ids)[:, -2], model(changed)[:, -2], atol=1e-5)
 
 
 def any_change(model, length):
@@ -120,7 +115,6 @@ lesson.refuse(
     ],
 )
 
-
 # %% 02.3
 def interleaved(query, key, value):
     times = query.shape[1] // key.shape[1]
@@ -161,18 +155,14 @@ def without_groups(config):
 
 
 def always_tied(config):
-    twice = (
-        0 if config.tie_word_embeddings else config.vocab_size * config.hidden_size
-    )
+    twice = 0 if config.tie_word_embeddings else config.vocab_size * config.hidden_size
     return right(config) - twice
 
 
 def square_heads(config):
     width = config.hidden_size
     heads = config.num_attention_heads + config.num_key_value_heads
-    change = (
-        2 * width * heads * (width // config.num_attention_heads - config.head_dim)
-    )
+    change = 2 * width * heads * (width // config.num_attention_heads - config.head_dim)
     return right(config) + config.num_hidden_layers * change
 
 

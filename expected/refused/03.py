@@ -5,8 +5,7 @@
 # %% 03.1
 def and_before_or(expression, names):
     return all(
-        any(name in names for name in part.split(" OR "))
-        for part in expression.split(" AND ")
+        any(name in names for name in part.split(" OR ")) for part in expression.split(" AND ")
     )
 
 
@@ -77,8 +76,7 @@ def earlier_first(sketches):
         for later in range(len(sketches))
         for earlier in range(later)
         if any(
-            sketches[later][start : start + 8]
-            == sketches[earlier][start : start + 8]
+            sketches[later][start : start + 8] == sketches[earlier][start : start + 8]
             for start in range(0, 128, 8)
         )
     }

@@ -5,10 +5,7 @@
 # %% 04.1
 def one_read_a_row(read, offsets, start, stop):
     lengths = [offsets[i + 1] - offsets[i] for i in range(start, stop)]
-    return [
-        read(offsets[start + i], length).decode()
-        for i, length in enumerate(lengths)
-    ]
+    return [read(offsets[start + i], length).decode() for i, length in enumerate(lengths)]
 
 
 def reads_all(read, offsets, start, stop):
@@ -20,28 +17,18 @@ def reads_to_the_end(read, offsets, start, stop):
     begin = offsets[start]
     data = read(begin, offsets[-1] - begin)
     rows = range(start, stop)
-    return [
-        data[offsets[i] - begin : offsets[i + 1] - begin].decode() for i in rows
-    ]
+    return [data[offsets[i] - begin : offsets[i + 1] - begin].decode() for i in rows]
 
 
 def gives_all_to_the_end(read, offsets, start, stop):
     begin = offsets[start]
     data = read(begin, offsets[-1] - begin)
     rows = range(start, len(offsets) - 1)
-    return [
-        data[offsets[i] - begin : offsets[i + 1] - begin].decode() for i in rows
-    ]
+    return [data[offsets[i] - begin : offsets[i + 1] - begin].decode() for i in rows]
 
 
 lesson.refuse(
-    "04.1",
-    rows_between=[
-        one_read_a_row,
-        reads_all,
-        reads_to_the_end,
-        gives_all_to_the_end,
-    ],
+    "04.1", rows_between=[one_read_a_row, reads_all, reads_to_the_end, gives_all_to_the_end]
 )
 
 
@@ -144,9 +131,7 @@ class ReadsFromTheStart(ShuffleBuffer):
         self.drop = state["given"]
 
     def __iter__(self):
-        yield from itertools.islice(
-            super().__iter__(), getattr(self, "drop", 0), None
-        )
+        yield from itertools.islice(super().__iter__(), getattr(self, "drop", 0), None)
 
 
 class ShufflesByBlocks(ShuffleBuffer):
@@ -209,9 +194,7 @@ def trusts_the_cache(rows, path):
 
 
 def never_uses_it(rows, path):
-    return rows.map(
-        count_word, fn_kwargs={"path": path}, load_from_cache_file=False
-    )
+    return rows.map(count_word, fn_kwargs={"path": path}, load_from_cache_file=False)
 
 
 lesson.refuse("04.4", counted=[trusts_the_cache, never_uses_it])

@@ -2,10 +2,7 @@
 # executed notebook, behind the solution of the same number.
 
 # %% 05.1
-lesson.refuse(
-    "05.1",
-    sixth=[("t", "h"), ("_", "in"), ("_r", "ain"), ["_t", "he"], "the", None],
-)
+lesson.refuse("05.1", sixth=[("t", "h"), ("_", "in"), ("_r", "ain"), ["_t", "he"], "the", None])
 
 # %% 05.2
 lesson.refuse(
@@ -134,10 +131,6 @@ lesson.refuse(
 # %% 05.4
 lesson.refuse(
     "05.4",
-    ratio=[
-        {},
-        dict.fromkeys(codecs, 1.6),
-        {name: 1 / value for name, value in ratio.items()},
-    ],
+    ratio=[{}, dict.fromkeys(codecs, 1.6), {name: 1 / value for name, value in ratio.items()}],
     cheapest=["T5", "GPT-2", "tekken", "Mistral v3"],
 )

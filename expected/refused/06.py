@@ -17,9 +17,7 @@ lesson.refuse(
 lesson.refuse(
     "06.2",
     grow=[
-        lambda matrix, count: torch.cat(
-            [matrix, torch.zeros(count, matrix.shape[1])]
-        ),
+        lambda matrix, count: torch.cat([matrix, torch.zeros(count, matrix.shape[1])]),
         lambda matrix, count: torch.cat([matrix, matrix[-1:].expand(count, -1)]),
         lambda matrix, count: torch.cat([matrix.mean(0).expand(count, -1), matrix]),
     ],
@@ -61,9 +59,7 @@ def whole(messages, role="assistant", ending="<|im_end|>", inside=False):
     encoded = smollm2(text, return_offsets_mapping=True)
     spans, place = [], 0
     for message in messages:
-        start = text.index(
-            f"{message['role']}\n{message['content']}<|im_end|>", place
-        )
+        start = text.index(f"{message['role']}\n{message['content']}<|im_end|>", place)
         start += len(message["role"]) + 1
         place = start + len(message["content"] + ending)
         if message["role"] == role:
@@ -115,9 +111,7 @@ def by_search(messages):
             start = text.index(message["content"])
             spans.append((start, start + len(message["content"] + "<|im_end|>")))
     labels = [
-        token
-        if any(first < stop and start < last for start, stop in spans)
-        else -100
+        token if any(first < stop and start < last for start, stop in spans) else -100
         for token, (first, last) in zip(
             encoded["input_ids"], encoded["offset_mapping"], strict=True
         )
@@ -141,9 +135,7 @@ def of_two_texts(messages):
     whole = smollm2(text, return_offsets_mapping=True)["offset_mapping"]
     spans = [whole[n] for n in answers]
     labels = [
-        token
-        if any(first < stop and start < last for start, stop in spans)
-        else -100
+        token if any(first < stop and start < last for start, stop in spans) else -100
         for token, (first, last) in zip(
             encoded["input_ids"], encoded["offset_mapping"], strict=True
         )
@@ -204,12 +196,9 @@ lesson.refuse(
     safe_turn=[
         pasted,
         two_marks_only,
-        lambda content: (
-            smollm2(
-                f"<|im_start|>user\n{content}<|im_end|>\n",
-                split_special_tokens=True,
-            ).input_ids
-        ),
+        lambda content: smollm2(
+            f"<|im_start|>user\n{content}<|im_end|>\n", split_special_tokens=True
+        ).input_ids,
         lambda content: pasted(re.sub(r"<\|.*?\|>", "", content)),
     ],
 )

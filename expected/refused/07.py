@@ -25,9 +25,7 @@ def forget_times(pair, new, words, times, pairs, where, right=apply_merge):
 
 
 def forget_the_index(pair, new, words, times, pairs, where, right=apply_merge):
-    right(
-        pair, new, words, times, pairs, {p: set(held) for p, held in where.items()}
-    )
+    right(pair, new, words, times, pairs, {p: set(held) for p, held in where.items()})
 
 
 def forget_the_old_pairs(pair, new, words, times, pairs, where, right=apply_merge):
@@ -117,8 +115,7 @@ lesson.refuse(
         r"\p{L}+|\p{N}|[^\p{L}\p{N}\n]+",
         r"\p{L}+|\p{N}|[\s\S]",
         r"[^\n]*\n",
-        my_pattern
-        + "+",  # the last `\s` becomes `\s+`, which takes line breaks along
+        my_pattern + "+",  # the last `\s` becomes `\s+`, which takes line breaks along
         r"\)\n+|" + my_pattern,  # only the files show it
     ],
 )
@@ -140,14 +137,11 @@ lesson.refuse(
     predict_different=[
         lambda first, second, characters: second[1] * characters / second[0],
         lambda first, second, characters: second[1],
-        lambda first, second, characters: (
-            second[1]
-            + (characters - second[0])
-            * (second[1] - first[1])
-            / (second[0] - first[0])
-        ),
-        lambda first, second, characters: (
-            second[1] * (characters / second[0]) ** 0.9
-        ),
+        lambda first, second, characters: second[1]
+        + (characters - second[0])
+        * (second[1] - first[1])
+        / (second[0] - first[0]),
+        lambda first, second, characters: second[1]
+        * (characters / second[0]) ** 0.9,
     ],
 )

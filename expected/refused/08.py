@@ -63,10 +63,7 @@ def flow_of(order, step, advance=all_ranks):
         while True:
             positions = step(start, rank, world, batch)
             numbers = np.array(
-                [
-                    order(seed, *divmod(int(p), len(windows)), len(windows))
-                    for p in positions
-                ]
+                [order(seed, *divmod(int(p), len(windows)), len(windows)) for p in positions]
             )
             yield numbers, windows[numbers]
             start += advance(batch, world)
@@ -112,9 +109,7 @@ def turned_backwards(seed, epoch, place, size):
 
 def within_blocks(seed, epoch, place, size):
     start = place // 64 * 64
-    order = np.random.default_rng([seed, epoch, start]).permutation(
-        min(64, size - start)
-    )
+    order = np.random.default_rng([seed, epoch, start]).permutation(min(64, size - start))
     return start + order[place - start]
 
 
@@ -126,18 +121,13 @@ def one_by_one(path, block, seed, epochs):
     strip = np.memmap(path, np.uint16, mode="r")
     windows = sliding_window_view(strip, block + 1)[::block]
     for epoch in epochs:
-        for number in np.random.default_rng([seed, epoch]).permutation(
-            len(windows)
-        ):
+        for number in np.random.default_rng([seed, epoch]).permutation(len(windows)):
             yield number, windows[number]
 
 
 def in_batches(flow, batch):
     while part := list(islice(flow, batch)):
-        yield (
-            np.array([number for number, _ in part]),
-            np.stack([row for _, row in part]),
-        )
+        yield np.array([number for number, _ in part]), np.stack([row for _, row in part])
 
 
 def reads_and_drops(path, block, batch, seed, start=0, rank=0, world=1):
@@ -212,12 +202,10 @@ lesson.refuse(
     prediction=["same", "higher"],
     crowding=[
         lambda ids, block, end: (ids == end).sum() / (len(ids) // block),
-        lambda ids, block, end: (
-            (ids[: len(ids) // block * block] == end)
-            .reshape(-1, block)
-            .any(1)
-            .mean()
-        ),
+        lambda ids, block, end: (ids[: len(ids) // block * block] == end)
+        .reshape(-1, block)
+        .any(1)
+        .mean(),
     ],
     share_with_end=[
         lambda block, mean_length: block / mean_length,

@@ -11,20 +11,13 @@ def adamw_but(spoil):
             gradient = gradient + decay * weight
         elif spoil != "decay last":
             weight *= 1 - rate * decay
-        for name, beta, value in (
-            ("mean", betas[0], gradient),
-            ("square", betas[1], gradient**2),
-        ):
+        for name, beta, value in (("mean", betas[0], gradient), ("square", betas[1], gradient**2)):
             state[name] = beta * state.get(name, 0) + (1 - beta) * value
         mean, square = state["mean"], state["square"]
         if spoil != "uncorrected":
             mean = mean / (1 - betas[0] ** step)
             square = square / (1 - betas[0 if spoil == "one beta" else 1] ** step)
-        below = (
-            (square + tiny).sqrt()
-            if spoil == "under the root"
-            else square.sqrt() + tiny
-        )
+        below = (square + tiny).sqrt() if spoil == "under the root" else square.sqrt() + tiny
         moved = weight - rate * mean / below
         if spoil == "decay last":
             moved = moved * (1 - rate * decay)
@@ -67,9 +60,7 @@ lesson.refuse(
 
 def mean_of_means(model, pieces):
     for ids, labels in pieces:
-        (
-            sum_of_losses(model, ids, labels) / (labels != -100).sum() / len(pieces)
-        ).backward()
+        (sum_of_losses(model, ids, labels) / (labels != -100).sum() / len(pieces)).backward()
 
 
 def by_all_labels(model, pieces):
@@ -80,9 +71,7 @@ def by_all_labels(model, pieces):
 
 def by_the_last(model, pieces):
     for ids, labels in pieces:
-        (
-            sum_of_losses(model, ids, labels) / (pieces[-1][1] != -100).sum()
-        ).backward()
+        (sum_of_losses(model, ids, labels) / (pieces[-1][1] != -100).sum()).backward()
 
 
 def first_piece_only(model, pieces):
@@ -155,10 +144,7 @@ lesson.refuse(
 lesson.refuse(
     "09.5",
     bill=[
-        lambda n, t, cards, rate, used, price: (
-            6 * n * t / (cards * rate * used) / 3600,
-            0,
-        ),
+        lambda n, t, cards, rate, used, price: (6 * n * t / (cards * rate * used) / 3600, 0),
         lambda n, t, cards, rate, used, price: (
             6 * n * t / (cards * rate * used) / 86400,
             6 * n * t / (cards * rate * used) / 3600 * price,

@@ -95,8 +95,7 @@ def ignore_the_remainder(batch, world, most):
 
 
 lesson.refuse(
-    "10.3",
-    divide=[ignore_the_remainder, lambda batch, world, most: (most, batch // most)],
+    "10.3", divide=[ignore_the_remainder, lambda batch, world, most: (most, batch // most)]
 )
 
 

@@ -88,16 +88,12 @@ def adam(correct=True, decoupled=True, second=0.999, floor=1, bytes_only=True):
 
     def update(weight, gradient, state, rate=1e-3, decay=0.01):
         if not state:
-            state.update(
-                t=0, m=encode_well(0 * gradient), v=encode_well(0 * gradient)
-            )
+            state.update(t=0, m=encode_well(0 * gradient), v=encode_well(0 * gradient))
         state["t"] += 1
         if not decoupled:
             gradient = gradient + decay * weight
         m = decode_well(*state["m"], weight.shape).lerp(gradient, 0.1)
-        v = decode_well(*state["v"], weight.shape).lerp(
-            gradient.square(), 1 - second
-        )
+        v = decode_well(*state["v"], weight.shape).lerp(gradient.square(), 1 - second)
         state["m"], state["v"] = encode_well(m), encode_well(v, least=floor)
         if not bytes_only:
             state["whole"] = m
@@ -111,9 +107,7 @@ def adam(correct=True, decoupled=True, second=0.999, floor=1, bytes_only=True):
 
 
 lesson.refuse("12.3", encode=[space_equally, forget_the_least, scale_all_alike])
-lesson.refuse(
-    "12.3", encode=[forget_the_sign, keep_it_whole], decode=forget_the_scale
-)
+lesson.refuse("12.3", encode=[forget_the_sign, keep_it_whole], decode=forget_the_scale)
 lesson.refuse(
     "12.3",
     update=[
@@ -141,10 +135,7 @@ def forget_the_update(config, sequences, length):
 
 
 def copy_the_logits_once(config, sequences, length):
-    return (
-        right(config, sequences, length)
-        - 8 * sequences * length * config.vocab_size
-    )
+    return right(config, sequences, length) - 8 * sequences * length * config.vocab_size
 
 
 def share_no_heads(config, sequences, length):
@@ -186,19 +177,10 @@ def forget_the_size(width, flops, bandwidth, size=2):
 
 
 def forget_the_narrow(width, flops, bandwidth, size=2):
-    return abs(
-        math.ceil(
-            flops
-            / bandwidth
-            * size
-            * width
-            / (2 * width - flops / bandwidth * 2 * size)
-        )
-    )
+    return abs(math.ceil(flops / bandwidth * size * width / (2 * width - flops / bandwidth * 2 * size)))
 
 
 well = tokens_to_fill
 lesson.refuse(
-    "12.5",
-    tokens_to_fill=[forget_the_activations, forget_the_size, forget_the_narrow],
+    "12.5", tokens_to_fill=[forget_the_activations, forget_the_size, forget_the_narrow]
 )

@@ -13,60 +13,89 @@ lesson.refuse(
     ],
 )
 
+
 # %% 13.2
+def restored(wrong):
+    """A wrong answer that at least leaves the weights as it found them."""
+
+    def way(model, loss_of, batches, low, high):
+        before = copy.deepcopy(model.state_dict())
+        curve = wrong(model, loss_of, batches, low, high)
+        model.load_state_dict(before)
+        return curve
+
+    return way
+
+
+def walk(rates, restore=True, steps=True, stop=True, after=False):
+    """A range test with one thing wrong; `rates` are those of the steps."""
+
+    def wrong(model, loss_of, batches, low, high):
+        curve = []
+        for rate, batch in zip(rates(low, high, len(batches)), batches):
+            loss = loss_of(model, batch)
+            optimizer = torch.optim.SGD(model.parameters(), lr=float(rate))
+            optimizer.zero_grad()
+            loss.backward()
+            if steps:
+                optimizer.step()
+            seen = loss_of(model, batch) if after else loss
+            curve.append((rate, seen.item()))
+            if stop and not seen.item() <= 4 * min(value for _, value in curve):
+                break
+        return curve
+
+    return restored(wrong) if restore else wrong
+
+
+def late(low, high, count):
+    return np.geomspace(low, high, count + 1)[1:]
+
+
 lesson.refuse(
     "13.2",
-    step_part=[
-        lambda s, l, w, n: F.cross_entropy(s, l, weight=w),
-        lambda s, l, w, n: F.cross_entropy(s, l, reduction="sum") / n,
-        lambda s, l, w, n: F.cross_entropy(s, l, weight=w) * len(l) / n,
+    range_test=[
+        walk(np.geomspace, restore=False),
+        walk(np.geomspace, steps=False),
+        walk(np.geomspace, stop=False),
+        walk(np.geomspace, after=True),
+        walk(np.linspace),
+        walk(late),
     ],
 )
 
+
 # %% 13.3
-known = folders_after
-
-
-def newest(n, best, k):
-    return [list(range(max(1, i - k + 1), i + 1)) for i in range(1, n + 1)]
+def parted(o, p, n=None):
+    logs = F.log_softmax(o.logits, -1)
+    return -((1 - p) * logs[:, 0] + p * logs[:, 1])
 
 
 lesson.refuse(
     "13.3",
-    folders_after=[
-        newest,
-        lambda n, best, k: known(n, 1, k),
-        lambda n, best, k: [sorted({best, *kept}) for kept in newest(n, best, k)],
+    soft=[
+        lambda o, p, n=None: parted(o, p).mean(),
+        lambda o, p, n=None: parted(o, p).sum(),
+        lambda o, p, n=None: parted(o, 1 - p).sum() / (n or len(p)),
+        lambda o, p, n=None: F.cross_entropy(o.logits, (p >= 0.5).long()),
+        lambda o, p, n=None: (
+            F.binary_cross_entropy_with_logits(o.logits[:, 1], p.float())
+        ),
     ],
 )
 
-
 # %% 13.4
-def unpaired(ours, theirs, seed=0):
-    noise = np.random.default_rng(seed)
-    gaps = []
-    for _ in range(1000):
-        one = ours[noise.integers(len(ours), size=len(ours))]
-        other = theirs[noise.integers(len(theirs), size=len(theirs))]
-        gaps.append(one.mean() - other.mean())
-    return tuple(np.quantile(gaps, [0.025, 0.975]))
-
-
-def ninety(ours, theirs, seed=0):
-    noise = np.random.default_rng(seed)
-    gap = ours.astype(float) - theirs
-    drawn = [
-        gap[noise.integers(len(gap), size=len(gap))].mean() for _ in range(1000)
-    ]
-    return tuple(np.quantile(drawn, [0.05, 0.95]))
-
-
 lesson.refuse(
     "13.4",
-    better_by=[
-        unpaired,
-        ninety,
-        lambda ours, theirs: unpaired(theirs, ours),
-        lambda ours, theirs: (ours.mean() - theirs.mean(),) * 2,
+    report=[
+        colleague,
+        # chooses on validation, and then reports the luckiest seed
+        lambda v, t: (v.mean(1).argmax(), t[v.mean(1).argmax()].max()),
+        # reports the score that it chose by
+        lambda v, t: (v.mean(1).argmax(), v.mean(1).max()),
+        # all seeds, but chosen on the test set
+        lambda v, t: (t.mean(1).argmax(), t.mean(1).max()),
+        # honest numbers, and no choice
+        lambda v, t: (2, t[2].mean()),
     ],
 )

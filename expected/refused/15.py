@@ -1,52 +1,93 @@
 # Wrong answers that the checks of lesson 15 must refuse. The runner tries each in the
 # executed notebook, behind the solution of the same number.
 
+
 # %% 15.1
-rule = cover
+collate_well = collate_words
+
+
+def tokens_not_words(rows, draw, size, **shares):
+    apart = [(ids, [n if w >= 0 else -1 for n, w in enumerate(words)]) for ids, words in rows]
+    return collate_well(apart, draw, size, **shares)
+
+
+def static(rows, draw, size, **shares):
+    return collate_well(rows, torch.Generator().manual_seed(0), size, **shares)
+
+
+def own_luck(rows, draw, size, **shares):
+    return collate_well(rows, torch.Generator().manual_seed(draw.seed()), size, **shares)
+
+
+def labels_everywhere(rows, draw, size, **shares):
+    seen, labels, real = collate_well(rows, draw, size, **shares)
+    longest = seen.shape[1]
+    true = [list(ids) + [-100] * (longest - len(ids)) for ids, _ in rows]
+    return seen, torch.tensor(true), real
+
+
+def touched_words(rows, draw, size, **shares):
+    # A token is drawn, and its word taken: long words have more chances.
+    return collate_well(rows, draw, size, share=1 - 0.85**2)
+
+
+def padding_is_seen(rows, draw, size, **shares):
+    seen, labels, real = collate_well(rows, draw, size, **shares)
+    return seen, labels, torch.ones_like(real)
+
+
 lesson.refuse(
     "15.1",
-    cover=[
-        lambda ids, d, f, n, m: (
-            np.where(d < 0.15, m, ids),
-            np.where(d < 0.15, ids, -100),
-        ),
-        lambda ids, d, f, n, m: (rule(ids, d, f, n, m)[0], ids),
-        lambda ids, d, f, n, m: rule(ids, d * 0.3, f, n, m),
-        lambda ids, d, f, n, m: rule(ids, d, f + 0.05, n, m),
-        lambda ids, d, f, n, m: (
-            rule(ids, d, f, n, m)[0],
-            np.where((d < 0.15) & (f < 0.9), ids, -100),
-        ),
+    collate_words=[
+        tokens_not_words,
+        static,
+        own_luck,
+        labels_everywhere,
+        touched_words,
+        padding_is_seen,
+        lambda rows, draw, size: collate_well(rows, draw, size, hide=1.0, swap=0.0),
+        lambda rows, draw, size: collate_well(rows, draw, size, swap=0.2),
     ],
 )
 
 # %% 15.2
+right_way = decided
 lesson.refuse(
     "15.2",
-    asked_word=[lambda p, k: p * k, lambda p, k: p],
-    needed=lambda s, k: s / k,
+    decided=[
+        of_the_report,
+        # all seeds, but tokens as if they were independent, and the seeds as more tokens
+        lambda o, t, lines: gain(o.ravel(), t.ravel(), np.arange(o.size), repeats=500).low > 0,
+        # lines are right, one seed is not
+        lambda o, t, lines: gain(o[0], t[0], lines, repeats=500).low > 0,
+        # the best seed of each, chosen by the test itself
+        lambda o, t, lines: gain(max(o, key=np.mean), min(t, key=np.mean), lines, repeats=500).low
+        > 0,
+        lambda o, t, lines: o.mean() > t.mean(),
+        lambda o, t, lines: False,
+    ],
 )
 
 
 # %% 15.3
-def nothing_hidden(ask, ids, mask):
-    return np.exp(-np.mean([ask(ids, k)[ids[k]] for k in (1, 2, 3)]))
+def nothing_hidden(ask_at, ids, mask):
+    return np.exp(-np.mean([ask_at(ids, k)[ids[k]] for k in (1, 2, 3)]))
 
 
-def the_token_before(ask, ids, mask):
+def the_token_before(ask_at, ids, mask):
     covered = {k: [*ids[:k], mask, *ids[k + 1 :]] for k in range(1, len(ids) - 1)}
-    return np.exp(-np.mean([ask(row, k)[ids[k - 1]] for k, row in covered.items()]))
+    return np.exp(-np.mean([ask_at(row, k)[ids[k - 1]] for k, row in covered.items()]))
 
 
-right = pseudo_perplexity
+right_perplexity = pseudo_perplexity
 lesson.refuse(
     "15.3",
     pseudo_perplexity=[
         nothing_hidden,
         the_token_before,
-        lambda ask, ids, mask: right(ask, ids, mask) ** (len(ids) - 2),
-        lambda ask, ids, mask: right(ask, [2, *ids, 3], mask),
-        lambda ask, ids, mask: 1 / right(ask, ids, mask),
+        lambda ask_at, ids, mask: right_perplexity(ask_at, ids, mask) ** (len(ids) - 2),
+        lambda ask_at, ids, mask: right_perplexity(ask_at, [2, *ids, 3], mask),
+        lambda ask_at, ids, mask: 1 / right_perplexity(ask_at, ids, mask),
     ],
 )
 

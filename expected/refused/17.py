@@ -27,9 +27,7 @@ lesson.refuse(
     "17.3",
     needs=[
         lambda p, a, how: p * {"full": 16, "lora": 2, "qlora": 0.5}[how] + 16 * a,
-        lambda p, a, how: (
-            p * {"full": 16, "lora": 4, "qlora": 0.5625}[how] + 16 * a
-        ),
+        lambda p, a, how: p * {"full": 16, "lora": 4, "qlora": 0.5625}[how] + 16 * a,
     ],
 )
 
@@ -39,9 +37,6 @@ lesson.refuse(
     "17.4",
     verdict=[
         lambda before, after, beta: right_verdict((0, 0), after, beta),
-        lambda before, after, beta: (
-            right_verdict(before, after, beta)[0],
-            "better",
-        ),
+        lambda before, after, beta: (right_verdict(before, after, beta)[0], "better"),
     ],
 )

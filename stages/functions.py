@@ -6,8 +6,14 @@ import ast
 import io
 import textwrap
 import warnings
+from collections import Counter
 from collections.abc import Iterator
 from dataclasses import dataclass
+from pathlib import Path
+from typing import NamedTuple
+
+import numpy as np
+from pyarrow import dataset
 
 
 @dataclass(frozen=True)
@@ -80,3 +86,39 @@ def parse(code: str) -> ast.Module | None:
             return ast.parse(code)
     except (SyntaxError, ValueError, RecursionError, MemoryError):
         return None
+
+
+class Pair(NamedTuple):
+    """A docstring and the body it belongs to, and where they come from."""
+
+    package: str
+    document: int  # a number, the same for all functions of a file
+    docstring: str
+    body: str
+
+
+def gather_functions(
+    corpus: Path,
+    split: str,
+    documents: int,
+    seed: int,
+    of_package: int,
+    of_document: int = 6,
+) -> list[Pair]:
+    """The functions of documents drawn from a split, at most so many of a package and of a file.
+
+    A few large packages would otherwise decide every score.
+    """
+    paths = sorted(Path(corpus).glob(f"{split}-*.parquet"))
+    table = dataset.dataset(paths).to_table(columns=["package", "content"])
+    order = np.random.default_rng(seed).permutation(len(table))[:documents]
+    found: list[Pair] = []
+    taken: Counter[str | int] = Counter()
+    for number, row in enumerate(table.take(order).to_pylist()):
+        package = row["package"]
+        for function in documented_functions(row["content"]):
+            if taken[package] < of_package and taken[number] < of_document:
+                taken.update([package, number])
+                pair = Pair(package, number, function.docstring, function.body)
+                found.append(pair)
+    return found

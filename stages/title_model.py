@@ -24,6 +24,17 @@ from stages.translation import Pair, restore
 from utils.errors import CourseError
 
 Weights = dict[str, torch.Tensor]
+SHAPE: dict[str, Any] = {
+    "vocab_size": 32128,
+    "d_model": 512,
+    "d_kv": 64,
+    "d_ff": 1024,
+    "num_layers": 8,
+    "num_heads": 6,
+    "feed_forward_proj": "gated-gelu",
+    "tie_word_embeddings": False,  # and so the outputs are not scaled down
+    "decoder_start_token_id": 0,
+}
 
 
 def unknown_letters(text: str, vocabulary: Any) -> list[str]:
@@ -103,18 +114,7 @@ def load_title_model(folder: Path) -> T5ForConditionalGeneration:
         weights[re.sub("^enc", "encoder", name)] = tensor
     for name, tensor in read_onnx(Path(folder) / "decoder.onnx").items():
         weights[re.sub(r"^(m|dec)\.", "", name)] = tensor
-    shape = T5Config(
-        vocab_size=32128,
-        d_model=512,
-        d_kv=64,
-        d_ff=1024,
-        num_layers=8,
-        num_heads=6,
-        feed_forward_proj="gated-gelu",
-        tie_word_embeddings=False,  # and so the outputs are not scaled down
-        decoder_start_token_id=0,
-    )
-    model = T5ForConditionalGeneration(shape)
+    model = T5ForConditionalGeneration(T5Config(**SHAPE))
     output = torch.empty_like(model.shared.weight)
     model.lm_head.weight = torch.nn.Parameter(output)
     model.config.tie_word_embeddings = False  # so that nothing ties them again

@@ -165,9 +165,11 @@ class Watch(TrainerCallback):
         """Add what the step has cost."""
         self.spent += time.process_time() - self.start
 
-    def on_evaluate(self, *_: Any, metrics: dict[str, float], **__: Any) -> None:
+    def on_evaluate(
+        self, args: Any, state: Any, control: Any, **facts: Any
+    ) -> None:
         """Note the score and what has been spent until now."""
-        self.points.append((self.spent, metrics["eval_score"]))
+        self.points.append((self.spent, facts["metrics"]["eval_score"]))
 
 
 def metric(
@@ -233,7 +235,8 @@ def parse_line(line: dict[str, str]) -> tuple[Any, Any] | None:
     """The script's arguments and the Trainer's, from a command line; None if the parser gives up."""
     words = [word for option in line.items() for word in option]
     words += ["--report_to", "none", "--disable_tqdm", "True"]
-    parser = HfArgumentParser([ScriptArguments, Seq2SeqTrainingArguments])
+    kinds: Any = [ScriptArguments, Seq2SeqTrainingArguments]
+    parser: Any = HfArgumentParser(kinds)
     try:
         with contextlib.redirect_stderr(io.StringIO()):
             return parser.parse_args_into_dataclasses(words)

@@ -7,12 +7,16 @@ import inspect
 import shutil
 import statistics
 import textwrap
+from collections import Counter
+from pathlib import Path
 
+import pyarrow as pa
+import pyarrow.parquet as pq
 import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from stages.functions import Function, documented_functions
+from stages.functions import Function, documented_functions, gather_functions
 
 BODY = """\
     total = 0
@@ -162,3 +166,31 @@ def test_real_code_with_a_hole_in_it_is_no_danger(
     for function in documented_functions(broken):
         ast.parse(function.body)
         ast.parse(function.code)
+
+
+def test_no_package_and_no_file_speaks_for_all(tmp_path: Path) -> None:
+    functions = [f"def f{k}(x):\n" + MEAN.split("\n", 1)[1] for k in range(9)]
+    content = ["\n\n".join(functions)] * 8
+    packages = ["large"] * 6 + ["small"] * 2
+    table = pa.table({"package": packages, "content": content})
+    pq.write_table(table, tmp_path / "test-00000.parquet")
+    found = gather_functions(tmp_path, "test", 8, seed=0, of_package=15)
+    of_package = Counter(pair.package for pair in found)
+    of_document = Counter(pair.document for pair in found)
+    assert of_package == {"large": 15, "small": 12}
+    assert max(of_document.values()) == 6
+    assert found[0].body.startswith("total = 0")
+
+
+def test_the_documents_are_drawn_from_the_whole_split(tmp_path: Path) -> None:
+    for shard in range(2):
+        names = [f"{shard}-{k}" for k in range(10)]
+        table = pa.table({"package": names, "content": [MEAN] * 10})
+        pq.write_table(table, tmp_path / f"train-{shard}.parquet")
+    drawn = [
+        gather_functions(tmp_path, "train", 6, seed, of_package=9)
+        for seed in (0, 0, 1)
+    ]
+    assert drawn[0] == drawn[1] != drawn[2]
+    assert len(drawn[0]) == 6
+    assert {pair.package[0] for pair in drawn[0]} == {"0", "1"}

@@ -235,6 +235,7 @@ def parse_line(line: dict[str, str]) -> tuple[Any, Any] | None:
     """The script's arguments and the Trainer's, from a command line; None if the parser gives up."""
     words = [word for option in line.items() for word in option]
     words += ["--report_to", "none", "--disable_tqdm", "True"]
+    words += ["--dataloader_pin_memory", "False"]
     kinds: Any = [ScriptArguments, Seq2SeqTrainingArguments]
     parser: Any = HfArgumentParser(kinds)
     try:

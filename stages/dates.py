@@ -23,9 +23,12 @@ START = 1
 
 def all_days(seed: int) -> list[date]:
     """Every day from 1900 to 2099, in random order."""
-    first, last = date(1900, 1, 1).toordinal(), date(2099, 12, 31).toordinal()
-    days = [date.fromordinal(number) for number in range(first, last + 1)]
-    random.Random(seed).shuffle(days)
+    first = date(1900, 1, 1).toordinal()
+    last = date(2099, 12, 31).toordinal()
+    numbers = range(first, last + 1)
+    days = [date.fromordinal(number) for number in numbers]
+    draw = random.Random(seed)
+    draw.shuffle(days)
     return days
 
 
@@ -35,8 +38,10 @@ def in_words(day: date, draw: random.Random) -> str:
     >>> in_words(date(1987, 3, 5), random.Random(1))
     '5 mar 1987'
     """
-    text = day.strftime(draw.choice(FORMS)).lower()
-    return re.sub(r"\b0", "", text)
+    form = draw.choice(FORMS)
+    text = day.strftime(form)
+    small = text.lower()
+    return re.sub(r"\b0", "", small)
 
 
 def ids_of(texts: Iterable[str]) -> torch.Tensor:
@@ -45,7 +50,11 @@ def ids_of(texts: Iterable[str]) -> torch.Tensor:
     >>> ids_of(["5 may", "-"]).tolist()
     [[10, 2, 27, 15, 39], [4, 0, 0, 0, 0]]
     """
-    rows = [torch.tensor([LETTERS.index(one) for one in text]) for text in texts]
+    rows = []
+    for text in texts:
+        ids = [LETTERS.index(letter) for letter in text]
+        row = torch.tensor(ids)
+        rows.append(row)
     return pad_sequence(rows, batch_first=True)
 
 
@@ -53,6 +62,13 @@ def date_batch(
     days: list[date], draw: random.Random
 ) -> tuple[torch.Tensor, torch.Tensor]:
     """The ids of some days as people write them, and in ISO's ten letters."""
-    source = ids_of(in_words(day, draw) for day in days)
-    target = ids_of(day.isoformat() for day in days)
+    words = []
+    forms = []
+    for day in days:
+        text = in_words(day, draw)
+        words.append(text)
+        form = day.isoformat()
+        forms.append(form)
+    source = ids_of(words)
+    target = ids_of(forms)
     return source, target

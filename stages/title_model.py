@@ -53,12 +53,17 @@ class Spelling:
 
     def write(self, text: str) -> str:
         """The text for the model."""
-        words = re.sub(r"<x(\d)>", r"X\1", text)
-        return "".join(one.lower() if one in self.unknown else one for one in words)
+        text = re.sub(r"<x(\d)>", r"X\1", text)
+        for one in self.unknown:
+            small = one.lower()
+            text = text.replace(one, small)
+        return text
 
     def ids(self, text: str) -> list[int]:
         """The ids of the text, with the end."""
-        return self.vocabulary(self.write(text))["input_ids"]
+        written = self.write(text)
+        encoded = self.vocabulary(written)
+        return encoded["input_ids"]
 
     def read(self, tokens: list[int], pair: Pair) -> str:
         """What the model said; the first letter as in the source, placeholders put in."""
@@ -84,9 +89,11 @@ def read_onnx(path: Path) -> Weights:
     tensors = {one.name: numpy_helper.to_array(one) for one in graph.initializer}
 
     def dequantize(name: str) -> torch.Tensor:
-        numbers = torch.tensor(tensors[f"{name}_quantized"]).float()
-        zero = float(tensors[f"{name}_zero_point"])
-        return (numbers - zero) * float(tensors[f"{name}_scale"])
+        quantized = tensors[f"{name}_quantized"]
+        zero = tensors[f"{name}_zero_point"]
+        scale = tensors[f"{name}_scale"]
+        numbers = torch.tensor(quantized).float()
+        return (numbers - float(zero)) * float(scale)
 
     weights = {}
     for name in tensors:

@@ -25,6 +25,7 @@ PLACEHOLDER = re.compile(
 )
 CEDILLA = str.maketrans("şţŞŢ", "șțȘȚ")  # left with cedilla, right with comma
 TRAIN, VALIDATION = ("django", "oscar", "wagtail"), "cms"
+LONGEST = 20  # words of a source
 NEAR = 0.8  # a message as similar as this to a training message is no test
 
 
@@ -42,13 +43,17 @@ def entries(folder: Path, language: str) -> Iterator[tuple[str, Any]]:
 
     `.po` is the text that people edit, `.mo` the compiled form that programs load.
     """
-    paths = sorted(folder.rglob(f"locale/{language}/**/*.?o"))
+    pattern = f"locale/{language}/**/*.?o"
+    paths = sorted(folder.rglob(pattern))
     if not paths:
         what = f"there is no catalogue of the language {language!r}"
         raise CourseError(what, folder, "choose ro, fr, de or ko")
     for path in paths:
-        read = polib.pofile if path.suffix == ".po" else polib.mofile
-        project = path.relative_to(folder).parts[0]
+        read = polib.mofile
+        if path.suffix == ".po":
+            read = polib.pofile
+        inside = path.relative_to(folder)
+        project = inside.parts[0]
         for entry in read(str(path)):
             yield project, entry
 
@@ -68,8 +73,13 @@ def pairs_of(entry: Any) -> list[tuple[str, str]]:
     forms = entry.msgstr_plural
     if not forms:
         return [(entry.msgid, entry.msgstr)]
+    first = forms[0]
     last = forms[max(forms)]
-    return [(entry.msgid, forms[0]), (entry.msgid_plural, last)]
+    english = entry.msgid
+    plural = entry.msgid_plural
+    one = (english, first)
+    many = (plural, last)
+    return [one, many]
 
 
 def same_words(text: str) -> str:
@@ -112,11 +122,15 @@ class Memory:
         shared = Counter(
             index for ngram in ours for index in self.where.get(ngram, ())
         )
-        best, place = 0.0, 0
+        best = 0.0
+        place = 0
         for index, both in sorted(shared.items()):
-            either = len(ours) + len(self.ngrams[index]) - both
-            if both / either > best:
-                best, place = both / either, index
+            theirs = self.ngrams[index]
+            either = len(ours) + len(theirs) - both
+            likeness = both / either
+            if likeness > best:
+                best = likeness
+                place = index
         return best, place
 
 
@@ -155,12 +169,15 @@ def originals(pairs: Sequence[Pair]) -> tuple[list[str], list[str]]:
 
 def placeholders_kept(translations: Sequence[str], pairs: Sequence[Pair]) -> float:
     """Of the messages with placeholders, the share whose translation holds exactly theirs."""
-    kept = []
-    for source, translation in zip(originals(pairs)[0], translations):
-        wanted = Counter(PLACEHOLDER.findall(source))
+    asked, kept = 0, 0
+    sources, _ = originals(pairs)
+    for source, translation in zip(sources, translations):
+        wanted = PLACEHOLDER.findall(source)
+        found = PLACEHOLDER.findall(translation)
         if wanted:
-            kept.append(wanted == Counter(PLACEHOLDER.findall(translation)))
-    return sum(kept) / max(1, len(kept))
+            asked += 1
+            kept += sorted(wanted) == sorted(found)
+    return kept / max(1, asked)
 
 
 def tidy(text: str) -> str:
@@ -169,8 +186,10 @@ def tidy(text: str) -> str:
     >>> tidy("şi  ţara") == "și țara"
     True
     """
-    spaced = " ".join(text.split())
-    return unicodedata.normalize("NFC", spaced).translate(CEDILLA)
+    words = text.split()
+    spaced = " ".join(words)
+    composed = unicodedata.normalize("NFC", spaced)
+    return composed.translate(CEDILLA)
 
 
 def plain(text: str) -> str:
@@ -192,7 +211,10 @@ def problem_of(source: str, target: str) -> str:
         return "placeholders differ"
     if same_words(source) == same_words(target):
         return "same in both languages"
-    return "over 20 words" if len(source.split()) > 20 else ""
+    words = source.split()
+    if len(words) > LONGEST:
+        return f"over {LONGEST} words"
+    return ""
 
 
 def clean(folder: Path, language: str) -> tuple[list[Pair], Counter[str]]:
@@ -205,10 +227,12 @@ def clean(folder: Path, language: str) -> tuple[list[Pair], Counter[str]]:
             lost[state] += 1
             continue
         for english, other in pairs_of(entry):
+            english, other = tidy(english), tidy(other)
             numbers: dict[str, int] = {}
-            source = mark(tidy(english), numbers)
-            target = mark(tidy(other), numbers)
-            words = project, same_words(source)
+            source = mark(english, numbers)
+            target = mark(other, numbers)
+            said = same_words(source)
+            words = project, said
             problem = problem_of(source, target)
             if not problem and words in kept:
                 problem = "said before in its project"
@@ -241,9 +265,14 @@ def split(pairs: Sequence[Pair]) -> tuple[list[Pair], list[Pair], list[Pair]]:
 
 def recall(known: Sequence[Pair], pairs: Sequence[Pair]) -> list[str]:
     """What a translation memory says: the translation of the most similar known message."""
-    memory = Memory([pair.source for pair in known])
+    sources = []
+    for pair in known:
+        sources.append(pair.source)
+    memory = Memory(sources)
     said = []
     for pair in pairs:
         _, place = memory.nearest(pair.source)
-        said.append(restore(known[place].target, pair.numbers))
+        near = known[place]
+        text = restore(near.target, pair.numbers)
+        said.append(text)
     return said

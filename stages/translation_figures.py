@@ -13,8 +13,14 @@ from utils.show import COLOURS, show_figure
 def draw_exams(exams: list[tuple[float, ...]]) -> None:
     """Right letters and right dates by step; a row is the step and three shares."""
     figure, axes = plt.subplots(figsize=(7, 2.6))
-    steps, *lines = zip(*exams)
-    names = "letters, with the teacher", "letters, alone", "whole dates, alone"
+    columns = list(zip(*exams))
+    steps = columns[0]
+    lines = columns[1:]
+    names = [
+        "letters, with the teacher",
+        "letters, alone",
+        "whole dates, alone",
+    ]
     for line, name, colour in zip(lines, names, COLOURS):
         axes.plot(steps, line, color=colour, marker="o", ms=3, label=name)
     axes.set(xlabel="step", ylabel="right")
@@ -28,8 +34,11 @@ def draw_shares(shares: np.ndarray, written: str, source: str) -> None:
     """Where the decoder looked: a row for each letter written."""
     figure, axes = plt.subplots(figsize=(7, 3))
     axes.imshow(shares, cmap="Blues", aspect="auto", vmin=0)
-    axes.set_xticks(range(len(source)), list(source.replace(" ", "·")))
-    axes.set_yticks(range(len(written)), list(written))
+    spaced = source.replace(" ", "·")
+    across = list(spaced)
+    down = list(written)
+    axes.set_xticks(range(len(across)), across)
+    axes.set_yticks(range(len(down)), down)
     axes.set(xlabel="is read", ylabel="is written")
     alt = (
         "Rows are the letters written, columns the letters read; dark fields show "

@@ -75,8 +75,10 @@ def own_system(model: Any, reader: Any, writer: Any) -> System:
     """A model with two vocabularies. Markers stay when special tokens are removed."""
 
     def encode(pair: Pair) -> dict[str, Any]:
-        labels = writer(pair.target)["input_ids"] + [writer.eos_token_id]
-        return {"input_ids": reader(pair.source)["input_ids"], "labels": labels}
+        source = reader(pair.source)
+        target = writer(pair.target)
+        labels = [*target["input_ids"], writer.eos_token_id]
+        return {"input_ids": source["input_ids"], "labels": labels}
 
     def tell(ids: Any, pair: Pair) -> str:
         text = re.sub(r"</?s>|<pad>|<unk>", "", writer.decode(ids))
@@ -92,7 +94,8 @@ def t5_system(
     place = {token: index for index, token in enumerate(kept)}
 
     def ask(pair: Pair) -> str:
-        return prefix + spelling.write(pair.source)
+        text = spelling.write(pair.source)
+        return prefix + text
 
     def encode(pair: Pair) -> dict[str, Any]:
         labels = [place.get(token, UNKNOWN) for token in spelling.ids(pair.target)]
@@ -140,9 +143,10 @@ def next_tokens_of(system: System, pair: Pair, width: int) -> Callable[..., Any]
 
     @torch.no_grad()
     def next_tokens(words: Sequence[int]) -> list[tuple[int, float]]:
-        begun = torch.tensor([[start, *words]], device=model.device)
+        begun = [start, *words]
+        ids = torch.tensor([begun], device=model.device)
         logits = model(
-            encoder_outputs=read, attention_mask=real, decoder_input_ids=begun
+            encoder_outputs=read, attention_mask=real, decoder_input_ids=ids
         ).logits
         best = logits[0, -1].log_softmax(-1).topk(2 * width)
         return list(zip(best.indices.tolist(), best.values.tolist()))
@@ -154,6 +158,7 @@ class Watch(TrainerCallback):
     """CPU-seconds of the training steps alone, and the score at each evaluation."""
 
     def __init__(self) -> None:
+        self.start = 0.0
         self.spent = 0.0
         self.points: list[tuple[float, float]] = []
 
@@ -163,7 +168,8 @@ class Watch(TrainerCallback):
 
     def on_step_end(self, *_: Any, **__: Any) -> None:
         """Add what the step has cost."""
-        self.spent += time.process_time() - self.start
+        now = time.process_time()
+        self.spent += now - self.start
 
     def on_evaluate(
         self, args: Any, state: Any, control: Any, **facts: Any
@@ -178,9 +184,14 @@ def metric(
     """A metric for the Trainer: the judge's score of the generated texts."""
 
     def compute(prediction: Any) -> dict[str, float]:
-        ids = np.where(prediction.predictions < 0, 0, prediction.predictions)
-        said = [system.tell(one, pair) for one, pair in zip(ids, pairs)]
-        return {"score": float(judge(said, pairs))}
+        real = prediction.predictions >= 0
+        ids = np.where(real, prediction.predictions, 0)
+        said = []
+        for one, pair in zip(ids, pairs):
+            text = system.tell(one, pair)
+            said.append(text)
+        score = judge(said, pairs)
+        return {"score": float(score)}
 
     return compute
 

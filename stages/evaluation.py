@@ -183,3 +183,43 @@ def bits_per_byte(loss: float, tokens: int, size: int) -> float:
     """
     bits = loss / math.log(2)
     return bits * tokens / size
+
+
+def gain_of_sums(
+    score: Callable[[np.ndarray], Any],
+    ours: Values,
+    theirs: Values,
+    name: str = "messages",
+    repeats: int = 10_000,
+    seed: int = 0,
+) -> Gain:
+    """Like `gain`, for a score of summed counts, such as BLEU's or chrF's.
+
+    Ours and theirs hold an array for each training seed, with the counts of every message;
+    `score` takes sums of counts, of one test set or of many at once.
+
+    >>> counts = np.ones((4, 2))
+    >>> print(gain_of_sums(lambda sums: sums[..., 0], [counts, 3 * counts], [counts]))
+    +4.000 [+0.000, +8.000]
+    """
+    noise = np.random.default_rng(seed)
+    messages = len(ours[0])
+    chosen = draw_counts(messages, repeats, noise)
+    drawn, value = np.zeros(repeats), 0.0
+    for runs, sign in ((ours, 1), (theirs, -1)):
+        seeds = draw_counts(len(runs), repeats, noise) / len(runs)
+        for place, run in enumerate(runs):
+            if len(run) != messages:
+                raise ValueError("all runs must speak of the same messages")
+            sums = (chosen @ run.reshape(messages, -1)).reshape(-1, *run.shape[1:])
+            drawn += sign * seeds[:, place] * score(sums)
+            value += sign * float(score(run.sum(0))) / len(runs)
+    low, high = np.quantile(drawn, [0.025, 0.975])
+    tail = min((drawn <= 0).mean(), (drawn >= 0).mean())
+    return Gain(
+        value=value,
+        low=float(low),
+        high=float(high),
+        p=float(np.clip(2 * tail, 2 / repeats, 1)),
+        drawn=f"{messages} {name}, {len(ours)} seeds against {len(theirs)}",
+    )

@@ -232,9 +232,8 @@ def guard(database: sqlite3.Connection) -> None:
 
     database.set_authorizer(allow)
     database.setlimit(sqlite3.SQLITE_LIMIT_SQL_LENGTH, 2_000)
-    database.set_progress_handler(
-        lambda: 1, 200_000
-    )  # the first call ends the query
+    # After so many steps the handler is called, and its 1 ends the query.
+    database.set_progress_handler(lambda: 1, 200_000)
 
 
 def answer(schema: Schema, sql: str, seed: int = 0) -> list[tuple] | None:
@@ -253,7 +252,7 @@ def answer(schema: Schema, sql: str, seed: int = 0) -> list[tuple] | None:
     return sorted(rows, key=repr)
 
 
-def is_right(question: Question, sql: str, fillings: int = 3) -> bool:
+def is_right(question: Question, sql: str, fillings: int = 5) -> bool:
     """Whether a query returns what the true one does, on each of several fillings."""
     for seed in range(fillings):
         rows = answer(question.schema, sql, seed)

@@ -107,3 +107,10 @@ def test_other_wordings_are_never_taught():
 
     assert not openings(True) & {"Where", "Among", "Taking", "Name"}
     assert openings(False) > {"Where", "Among", "Taking", "Name", "For"}
+
+
+def test_a_query_is_stopped_by_its_steps():
+    few = "SELECT COUNT(*) FROM films a, films b"
+    many = few + ", films c, films d"
+    assert answer(FILMS, few) == [(1_600,)]
+    assert answer(FILMS, many) is None

@@ -32,6 +32,13 @@ def command_of(recipe: Recipe, file: Path, world: int = 1) -> list[str]:
     for name, value in vars(recipe).items():
         if name != "model" and value != getattr(plain, name):
             changes[name] = value
+    lacking = plain.model.keys() - recipe.model.keys()
+    if lacking:
+        raise CourseError(
+            f"the model lacks {', '.join(sorted(lacking))}, which the recipe's file sets",
+            file,
+            "begin with Recipe.load of this file and change that",
+        )
     for name, value in recipe.model.items():
         if plain.model.get(name) != value:
             changes[f"model.{name}"] = value

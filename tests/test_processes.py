@@ -36,6 +36,11 @@ def test_a_command_line_says_the_whole_recipe() -> None:
     assert Recipe.load(MODERN, **parse_changes(words[3:])) == wanted
 
 
+def test_a_model_that_lacks_what_the_file_sets_is_refused(recipe: Recipe) -> None:
+    with pytest.raises(CourseError, match="lacks initializer_range"):
+        processes.command_of(recipe, MODERN)
+
+
 def test_several_gpus_get_a_process_each() -> None:
     words = processes.command_of(Recipe.load(MODERN), MODERN, world=4)
     assert words[1] == "torch.distributed.run" and "--nproc_per_node=4" in words
@@ -94,7 +99,8 @@ def test_a_run_that_fails_is_told_with_its_last_words(
 
 @pytest.mark.slow
 def test_a_run_apart_is_the_run_of_this_process(recipe: Recipe) -> None:
-    here = recipe.change(folder=recipe.folder + "-here")
+    whole = recipe.change(model={"initializer_range": 0.04})
+    here = whole.change(folder=recipe.folder + "-here")
     pretrain(here)
-    processes.train_apart(recipe, MODERN)
-    assert losses(recipe) == losses(here)
+    processes.train_apart(whole, MODERN)
+    assert losses(whole) == losses(here)

@@ -98,7 +98,8 @@ def fork(work: Callable, recipe: Recipe) -> Any:
     """Start work(recipe) in a copy of this process, on its processor; what it says goes to a file."""
     folder = recipe.place("folder")
     folder.mkdir(parents=True, exist_ok=True)
-    child = get_context("fork").Process(target=speak_aside, args=(work, recipe))
+    context: Any = get_context("fork")  # which no type of Windows knows
+    child = context.Process(target=speak_aside, args=(work, recipe))
     child.start()
     return child
 

@@ -133,7 +133,7 @@ def gain(
         seeds = draw_counts(len(table), repeats, noise) / len(table)
         means.append(((seeds @ sums) * chosen).sum(1) / questions)
     value = float(tables[0].mean() - tables[1].mean())
-    said = f"{len(names)} {name}, {len(tables[0])} seeds against {len(tables[1])}"
+    said = f"{len(names)} {name}, {seeds_drawn(*map(len, tables))}"
     return sum_up(means[0] - means[1], value, said)
 
 
@@ -143,6 +143,12 @@ def sum_up(draws: np.ndarray, value: float, drawn: str) -> Gain:
     tail = min((draws <= 0).mean(), (draws >= 0).mean())
     chance = np.clip(2 * tail, 2 / len(draws), 1)
     return Gain(value, float(low), float(high), float(chance), drawn)
+
+
+def seeds_drawn(ours: int, theirs: int) -> str:
+    """How many training seeds stand on both sides, in words."""
+    plural = "" if ours == 1 else "s"
+    return f"{ours} seed{plural} against {theirs}"
 
 
 def draw_counts(size: int, repeats: int, noise: np.random.Generator) -> np.ndarray:
@@ -215,5 +221,5 @@ def gain_of_sums(
             sums = (chosen @ run.reshape(messages, -1)).reshape(-1, *run.shape[1:])
             drawn += sign * seeds[:, place] * score(sums)
             value += sign * float(score(run.sum(0))) / len(runs)
-    said = f"{messages} {name}, {len(ours)} seeds against {len(theirs)}"
+    said = f"{messages} {name}, {seeds_drawn(len(ours), len(theirs))}"
     return sum_up(drawn, value, said)

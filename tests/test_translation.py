@@ -293,7 +293,7 @@ def test_a_gain_of_sums_weighs_long_messages_and_knows_a_clear_case():
     found = gain_of_sums(share, [ours], [theirs])
     assert found.value == pytest.approx(9 / 11 - 5 / 11)
     assert found.low > 0.2 and found.p < 0.001
-    assert found.drawn == "80 messages, 1 seeds against 1"
+    assert found.drawn == "80 messages, 1 seed against 1"
 
 
 def test_a_gain_of_sums_that_one_seed_made_is_not_shown():

@@ -132,16 +132,17 @@ def gain(
         sums = np.array([np.bincount(place, line) for line in table])
         seeds = draw_counts(len(table), repeats, noise) / len(table)
         means.append(((seeds @ sums) * chosen).sum(1) / questions)
-    drawn = means[0] - means[1]
-    low, high = np.quantile(drawn, [0.025, 0.975])
-    tail = min((drawn <= 0).mean(), (drawn >= 0).mean())
-    return Gain(
-        value=float(tables[0].mean() - tables[1].mean()),
-        low=float(low),
-        high=float(high),
-        p=float(np.clip(2 * tail, 2 / repeats, 1)),
-        drawn=f"{len(names)} {name}, {len(tables[0])} seeds against {len(tables[1])}",
-    )
+    value = float(tables[0].mean() - tables[1].mean())
+    said = f"{len(names)} {name}, {len(tables[0])} seeds against {len(tables[1])}"
+    return sum_up(means[0] - means[1], value, said)
+
+
+def sum_up(draws: np.ndarray, value: float, drawn: str) -> Gain:
+    """The gain with the middle 95% of its draws, and how rarely they lie on the other side of 0."""
+    low, high = np.quantile(draws, [0.025, 0.975])
+    tail = min((draws <= 0).mean(), (draws >= 0).mean())
+    chance = np.clip(2 * tail, 2 / len(draws), 1)
+    return Gain(value, float(low), float(high), float(chance), drawn)
 
 
 def draw_counts(size: int, repeats: int, noise: np.random.Generator) -> np.ndarray:
@@ -214,12 +215,5 @@ def gain_of_sums(
             sums = (chosen @ run.reshape(messages, -1)).reshape(-1, *run.shape[1:])
             drawn += sign * seeds[:, place] * score(sums)
             value += sign * float(score(run.sum(0))) / len(runs)
-    low, high = np.quantile(drawn, [0.025, 0.975])
-    tail = min((drawn <= 0).mean(), (drawn >= 0).mean())
-    return Gain(
-        value=value,
-        low=float(low),
-        high=float(high),
-        p=float(np.clip(2 * tail, 2 / repeats, 1)),
-        drawn=f"{messages} {name}, {len(ours)} seeds against {len(theirs)}",
-    )
+    said = f"{messages} {name}, {len(ours)} seeds against {len(theirs)}"
+    return sum_up(drawn, value, said)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+import builtins
 import gzip
 import json
 from dataclasses import dataclass
@@ -24,9 +25,14 @@ class Problem:
 
 
 @cache
+def both_sets() -> Path:
+    """The folder of both sets; who made them is printed once."""
+    return Path(asset("code-problems"))
+
+
 def read_records(kind: str) -> list[dict[str, Any]]:
     """The records of one of the two sets, "humaneval" or "mbpp"."""
-    folder = Path(asset("code-problems")) / f"codex_{kind}" / "gold_bpb_0shot"
+    folder = both_sets() / f"codex_{kind}" / "gold_bpb_0shot"
     with gzip.open(folder / "requests.jsonl.gz", "rt", encoding="utf-8") as lines:
         return [json.loads(line)["doc"] for line in lines]
 
@@ -41,7 +47,6 @@ def human_eval() -> list[Problem]:
     for record in read_records("humaneval"):
         prompt, name = record["prompt"], record["entry_point"]
         parts = [helpers(prompt, name), record["test"], f"check({name})\n"]
-        # The packaged prompt ends with the indent that its solution lacks, or the reverse.
         body = record["canonical_solution"]
         problem = Problem(record["task_id"], prompt, body, "\n".join(parts))
         problems.append(problem)
@@ -80,8 +85,8 @@ def taken_by_force(code: str) -> str:
     >>> taken_by_force("def sum(a, b): return a + b")
     'from program import sum\\n'
     """
-    import builtins
-
-    functions = [part for part in ast.parse(code).body if isinstance(part, ast.FunctionDef)]
+    functions = [
+        part for part in ast.parse(code).body if isinstance(part, ast.FunctionDef)
+    ]
     names = [part.name for part in functions if hasattr(builtins, part.name)]
     return "".join(f"from program import {name}\n" for name in names)

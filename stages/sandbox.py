@@ -94,31 +94,44 @@ class Sandbox:
         while not self.workers.empty():
             self.workers.get().close()
 
-    def judge(self, jobs: Sequence[tuple[str, str]]) -> list[Verdict]:
-        """The verdicts on programs by their tests, in order."""
-        return self.each([("tests", program, tests) for program, tests in jobs])
+    def judge(
+        self, jobs: Sequence[tuple[str, str]], limits: Limits | None = None
+    ) -> list[Verdict]:
+        """The verdicts on programs by their tests, in order.
+
+        The tests call the program's functions by their names; they are run in another process.
+        """
+        works = [("tests", program, tests) for program, tests in jobs]
+        return self.each(works, limits or self.limits)
 
     def run(
-        self, jobs: Sequence[tuple[str, Sequence[str] | None]]
+        self,
+        jobs: Sequence[tuple[str, Sequence[str] | None]],
+        limits: Limits | None = None,
     ) -> list[Verdict]:
         """Programs with calls to evaluate (such as "add(1, 2)"), or None to run them as scripts."""
         works = []
         for program, calls in jobs:
             role = "script" if calls is None else "calls"
             works.append((role, program, json.dumps(list(calls or ()))))
-        return self.each(works)
+        return self.each(works, limits or self.limits)
 
-    def each(self, works: list[tuple[str, str, str]]) -> list[Verdict]:
+    def each(
+        self, works: list[tuple[str, str, str]], limits: Limits
+    ) -> list[Verdict]:
         """One verdict for each work, as many at once as there are workers."""
-        with ThreadPoolExecutor(self.count) as threads:
-            return list(threads.map(lambda work: self.one(*work), works))
+        threads = ThreadPoolExecutor(self.count)
+        try:
+            return list(threads.map(lambda work: self.one(*work, limits), works))
+        finally:
+            threads.shutdown(cancel_futures=True)
 
-    def one(self, role: str, program: str, tests: str) -> Verdict:
+    def one(self, role: str, program: str, tests: str, limits: Limits) -> Verdict:
         """A verdict from the next free worker."""
         with self.borrow() as worker:
             if role == "script":
-                return judge.run_script(worker, program, self.limits)
-            return judge.run_tests(worker, role, program, tests, self.limits)
+                return judge.run_script(worker, program, limits)
+            return judge.run_tests(worker, role, program, tests, limits)
 
     @contextlib.contextmanager
     def borrow(self) -> Iterator[Any]:

@@ -128,14 +128,14 @@ def handle_number(handle: Handle) -> int:
     return object.__getattribute__(handle, "_number")
 
 
-def plain_only(name: str) -> Any:
-    """A method for what nobody may be asked but the program itself, whose word would not count."""
+def plain_only() -> Any:
+    """A method that ends the tests: only the program could answer, and its word does not count."""
 
     def method(self: Handle, *others: object) -> NoReturn:
-        remote = object.__getattribute__(self, "_remote")
-        remote.end("refused", f"{self!r} is no plain value, so it cannot be judged")
+        remote: Remote = object.__getattribute__(self, "_remote")
+        kind = object.__getattribute__(self, "_kind")
+        remote.end("refused", f"a {kind} of the program is no plain value to judge")
 
-    method.__name__ = name
     return method
 
 
@@ -148,7 +148,7 @@ class Handle:
         object.__setattr__(self, "_kind", kind)
 
     def __repr__(self) -> str:
-        return f"<{object.__getattribute__(self, '_kind')} of the program>"
+        return "<an object of the program>"
 
     def __call__(self, *values: Any, **named: Any) -> Any:
         """Have the program call it; what it changed of its arguments is changed here too."""
@@ -177,9 +177,9 @@ class Handle:
 
 
 UNANSWERED = ["eq", "ne", "lt", "le", "gt", "ge", "bool", "hash", "contains"]
-UNANSWERED += ["len", "getitem", "add", "sub", "int", "float"]
+UNANSWERED += ["getitem", "add", "sub", "int", "float"]
 for _word in UNANSWERED:
-    setattr(Handle, f"__{_word}__", plain_only(f"__{_word}__"))
+    setattr(Handle, f"__{_word}__", plain_only())
 
 
 class RemoteIterator(Handle):

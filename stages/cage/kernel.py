@@ -161,5 +161,7 @@ def write_fact(folder: int, name: str, text: str) -> None:
     descriptor = os.open(name, os.O_WRONLY | os.O_CLOEXEC, dir_fd=folder)
     try:
         os.write(descriptor, text.encode())
+    except OSError as error:
+        raise KernelError(error.errno, f"{name}: {error.strerror}") from None
     finally:
         os.close(descriptor)

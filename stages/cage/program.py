@@ -100,6 +100,14 @@ def raised(error: BaseException) -> list:
     return ["raise", type(error).__name__, text_of(error)]
 
 
+def deliver(answers: int, message: list) -> None:
+    """Send a message, or why it cannot be sent."""
+    try:
+        send(answers, message)
+    except (NotPlain, MemoryError) as error:
+        send(answers, raised(error))
+
+
 def serve(source: bytes, asks: int, answers: int) -> None:
     """Run a program, say what it defines, and answer until nobody asks any more."""
     program = Program("program")
@@ -110,10 +118,7 @@ def serve(source: bytes, asks: int, answers: int) -> None:
         message = raised(error)
     while True:
         flush()
-        try:
-            send(answers, message)
-        except NotPlain as error:
-            send(answers, raised(error))
+        deliver(answers, message)
         try:
             request = receive(asks)
         except EOFError:

@@ -1,4 +1,7 @@
-"""What a caged program can see: the interpreter with its library, read-only, and nothing else."""
+"""What a caged program can see: the interpreter's library, read-only, and nothing else.
+
+Not the interpreter itself: it runs already, and no program in the cage may be executed.
+"""
 
 from __future__ import annotations
 
@@ -50,19 +53,8 @@ def without_nested(paths: set[str]) -> list[str]:
 
 
 def visible_paths() -> list[str]:
-    """Everything that is shown: library, interpreter, the shared libraries both need."""
-    interpreter = os.path.realpath(sys.executable)
-    return without_nested({*library_folders(), interpreter, *mapped_libraries()})
-
-
-def links_of_root() -> dict[str, str]:
-    """Links such as /lib -> usr/lib, without which the loader does not find its own name."""
-    names = [name for name in os.listdir("/") if name.startswith("lib")]
-    return {
-        name: os.readlink(f"/{name}")
-        for name in names
-        if os.path.islink(f"/{name}")
-    }
+    """Everything that is shown: the library, and the shared libraries that it has loaded."""
+    return without_nested({*library_folders(), *mapped_libraries()})
 
 
 def show(path: str) -> None:
@@ -87,16 +79,14 @@ def hide_packages(folder: str) -> None:
 
 def enter_view() -> None:
     """Build the view on a small file system in memory, and make it the root."""
-    paths, links = visible_paths(), links_of_root()
+    paths, folders = visible_paths(), library_folders()
     kernel.mount("none", "/", "", kernel.RECURSIVE | kernel.PRIVATE)
     plain = kernel.NO_SUID | kernel.NO_DEVICES
     kernel.mount("view", PLACE, "tmpfs", plain, "size=1m,mode=755")
     os.mkdir(PLACE + SCRATCH)
-    for name, target in links.items():
-        os.symlink(target, f"{PLACE}/{name}")
     for path in paths:
         show(path)
-    for folder in library_folders():
+    for folder in folders:
         hide_packages(folder)
     kernel.restrict_mount(PLACE, SEALED, deep=False)
     kernel.enter_root(PLACE)

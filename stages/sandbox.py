@@ -31,6 +31,8 @@ else:
 
 __all__ = ["Limits", "Sandbox", "Verdict", "run_program"]
 
+# What the second process does ("tests", "calls", or no such process: "script"), program, tests.
+Work = tuple[str, str, str]
 HINT = " (a container, or a system's policy, may keep namespaces from its users)"
 
 
@@ -116,18 +118,17 @@ class Sandbox:
             works.append((role, program, json.dumps(list(calls or ()))))
         return self.each(works, limits or self.limits)
 
-    def each(
-        self, works: list[tuple[str, str, str]], limits: Limits
-    ) -> list[Verdict]:
+    def each(self, works: list[Work], limits: Limits) -> list[Verdict]:
         """One verdict for each work, as many at once as there are workers."""
         threads = ThreadPoolExecutor(self.count)
         try:
-            return list(threads.map(lambda work: self.one(*work, limits), works))
+            return list(threads.map(lambda work: self.one(work, limits), works))
         finally:
             threads.shutdown(cancel_futures=True)
 
-    def one(self, role: str, program: str, tests: str, limits: Limits) -> Verdict:
+    def one(self, work: Work, limits: Limits) -> Verdict:
         """A verdict from the next free worker."""
+        role, program, tests = work
         with self.borrow() as worker:
             if role == "script":
                 return judge.run_script(worker, program, limits)

@@ -6,6 +6,7 @@ import platform
 import tomllib
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 FOLDER = Path(__file__).parent
 FILES = ["resources", "processes", "files", "writing", "kernel", "forged", "values"]
@@ -46,6 +47,17 @@ class Hostile:
 PRELUDE = (FOLDER / "prelude.py").read_text(encoding="utf-8")
 
 
+def refused_call(attack: str, **entry: Any) -> dict[str, Any]:
+    """An entry of one call that the kernel must refuse."""
+    code = f"@attack\ndef _(): {attack}\n"
+    return {
+        **entry,
+        "code": code,
+        "outcome": ["failed"],
+        "stopped": "PermissionError",
+    }
+
+
 def read_programs() -> list[Hostile]:
     """All that this machine's processor can run."""
     programs = []
@@ -54,6 +66,8 @@ def read_programs() -> list[Hostile]:
         for entry in tomllib.loads(text)["program"]:
             machine = entry.pop("machine", platform.machine())
             word, times = entry.pop("repeat", ("", 0))
+            if "attack" in entry:
+                entry = refused_call(**entry)
             entry["code"] = word * times + entry["code"]
             entry["kind"] = entry.pop("class")
             if machine == platform.machine():

@@ -12,6 +12,7 @@ import signal
 import socket
 import subprocess
 import sys
+import tempfile
 import time
 import tomllib
 from collections.abc import Callable, Sequence
@@ -167,6 +168,22 @@ CAGES: dict[str, Callable[[str, Yard], Attempt]] = {
     "a time limit": timed_cage,
     "limits of the kernel": limited_cage,
 }
+
+
+def gets_out_of(attack: Attack) -> str:
+    """The strongest of these cages that an attack gets out of, or "none".
+
+    >>> gets_out_of(attacks()["early exit"])    # doctest: +SKIP
+    'a process, its exit status'
+    """
+    for name, cage in reversed(CAGES.items()):
+        with tempfile.TemporaryDirectory() as folder:
+            yard = Yard(Path(folder))
+            attempt = cage(yard.text_of(attack), yard)
+            yard.close()
+        if attempt.succeeded:
+            return name
+    return "none"
 
 
 def guarded(words: Sequence[str], yard: Yard) -> Attempt:

@@ -6,6 +6,7 @@ from collections import Counter
 import pytest
 
 from stages import problems
+from stages.passing import judge_all, may_vote, results_of
 from stages.problems import MARGIN, NO_PROGRAM, Problem, first_block, ladder
 from stages.sandbox import Sandbox
 
@@ -143,3 +144,32 @@ def test_mbpp_shows_one_of_its_tests():
 def test_a_program_is_the_prompt_with_the_cut_completion():
     one = Problem("f", 1, "def f():", "\n    return 1", "assert f() == 1")
     assert one.program("\n    return 2\nprint(f())") == "def f():\n    return 2"
+
+
+@needs_cage
+def test_verdicts_come_in_the_order_of_the_completions():
+    texts = [
+        [one.wrong[0], one.solution, one.solution, one.wrong[1]]
+        for one in LADDER[:5]
+    ]
+    verdicts = judge_all(LADDER[:5], texts)
+    marks = [[verdict.passed for verdict in row] for row in verdicts]
+    assert marks == [[False, True, True, False]] * 5
+
+
+@needs_cage
+def test_results_are_what_each_completion_returns_for_the_calls():
+    square = next(one for one in LADDER if one.name == "square")
+    texts = [
+        square.solution,
+        "\n    return None",
+        "\n    return 1 / 0",
+        "\n    return (",
+        "",
+    ]
+    (results,) = results_of([square], [texts])
+    assert results[0] == ("9", "16", "0.25", "1")
+    assert results[1] == ("None",) * 4
+    assert all(text.startswith("raised ZeroDivisionError") for text in results[2])
+    assert not may_vote(results[3])
+    assert results[4] == ("None",) * 4

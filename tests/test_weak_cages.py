@@ -7,7 +7,15 @@ import sys
 import pytest
 
 from stages.sandbox import Limits, Sandbox
-from stages.weak_cages import CAGES, MARK, TESTS, Yard, attacks
+from stages.weak_cages import (
+    CAGES,
+    MARK,
+    TESTS,
+    Attack,
+    Yard,
+    attacks,
+    gets_out_of,
+)
 
 THERE, REASON = Sandbox.available()
 caged = pytest.mark.skipif(not THERE, reason=f"no cage here: {REASON}")
@@ -61,3 +69,11 @@ def test_no_attack_gets_out_of_the_sandbox(yard):
         assert verdict.passed is (name == "right answer"), (name, verdict)
         assert MARK not in verdict.output, (name, verdict)
     assert not yard.mark.exists()
+
+
+@pytest.mark.slow
+@posix
+def test_the_strongest_cage_that_an_attack_gets_out_of():
+    assert gets_out_of(attacks()["early exit"]) == "a process, its exit status"
+    harmless = Attack("nothing", "does nothing", "def double(x): return x")
+    assert gets_out_of(harmless) == "none"

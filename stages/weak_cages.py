@@ -191,7 +191,8 @@ def guarded(words: Sequence[str], yard: Yard) -> Attempt:
         stdin=subprocess.DEVNULL,
         stdout=subprocess.PIPE,
         stderr=subprocess.DEVNULL,
-        text=True,
+        encoding="utf-8",
+        errors="replace",
         start_new_session=True,
     )
     hung = False

@@ -25,7 +25,8 @@ from utils.errors import CourseError
 
 # What an attack writes or prints when it did what it came for.
 MARK = "did it"
-GUARD = 4.0
+# How much longer than its time limit the outer guard waits for a cage.
+GRACE = 3.0
 # The secrets that attacks look for.
 SECRET = "the reader's own words"
 TOKEN_NAME = "A_TOKEN_OF_THE_READER"
@@ -60,10 +61,14 @@ class Attempt:
 
 
 class Yard:
-    """A folder to be harmed: a home with a secret, a scratch folder, a port that listens."""
+    """A folder to be harmed: a home with a secret, a scratch folder, a port that listens.
 
-    def __init__(self, folder: Path) -> None:
+    `seconds` is the time limit of those cages that have one.
+    """
+
+    def __init__(self, folder: Path, seconds: float = 1.0) -> None:
         self.folder = folder
+        self.seconds = seconds
         self.scratch = folder / "scratch"
         self.scratch.mkdir(parents=True, exist_ok=True)
         (folder / "secret.txt").write_text(SECRET, encoding="utf-8")
@@ -152,13 +157,15 @@ def line_cage(program: str, yard: Yard) -> Attempt:
 
 
 def timed_cage(program: str, yard: Yard) -> Attempt:
-    """The same, ended after a second."""
-    return guarded([APART, program, TESTS, "1", "", "line"], yard)
+    """The same, ended after its time."""
+    words = [program, TESTS, str(yard.seconds), "", "line"]
+    return guarded([APART, *words], yard)
 
 
 def limited_cage(program: str, yard: Yard) -> Attempt:
     """The same with limits of the kernel (memory, processor, files) and an empty environment."""
-    return guarded([APART, program, TESTS, "1", LIMITS, "line"], yard)
+    words = [program, TESTS, str(yard.seconds), LIMITS, "line"]
+    return guarded([APART, *words], yard)
 
 
 CAGES: dict[str, Callable[[str, Yard], Attempt]] = {
@@ -201,12 +208,13 @@ def guarded(words: Sequence[str], yard: Yard) -> Attempt:
         stdin=subprocess.DEVNULL,
         stdout=subprocess.PIPE,
         stderr=subprocess.DEVNULL,
-        text=True,
+        encoding="utf-8",
+        errors="replace",
         start_new_session=True,
     )
     hung = False
     try:
-        output, _ = judge.communicate(timeout=GUARD)
+        output, _ = judge.communicate(timeout=yard.seconds + GRACE)
     except subprocess.TimeoutExpired:
         hung, output = True, ""
     finally:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import subprocess
 import sys
+from pathlib import Path
 
 import pytest
 from hostile import Hostile, read_programs
@@ -13,6 +14,9 @@ from sandbox_world import descendants, new_world
 from conftest import wait_until
 from stages.sandbox import Limits, Sandbox, run_program
 from utils.errors import CourseError
+
+if sys.platform == "linux":
+    from stages.cage import judge
 
 THERE, REASON = Sandbox.available()
 caged = pytest.mark.skipif(not THERE, reason=f"no cage here: {REASON}")
@@ -59,6 +63,86 @@ def test_a_hostile_program_stays_in_its_cage(hostile, sandbox, world):
     assert descendants(worker.process.pid) == below and len(below) == 1
     assert len(os.listdir("/proc/self/fd")) == len(descriptors)
     assert only(sandbox) is worker, "the worker had to be replaced"
+
+
+NAMESPACES = ["cgroup", "ipc", "mnt", "net", "pid", "user", "uts"]
+
+
+def namespaces(pid: object) -> dict[str, str]:
+    return {name: os.readlink(f"/proc/{pid}/ns/{name}") for name in NAMESPACES}
+
+
+@pytest.fixture(scope="module")
+def caged_process():
+    """A program that waits in its cage: its folder in the system's process table."""
+    if not THERE:
+        pytest.skip(REASON)
+    with Sandbox(workers=1) as own:
+        worker = only(own)
+        with judge.Trial(worker, Limits(seconds=60)) as trial:
+            trial.start("script", "import time; time.sleep(1000)", trial.listen())
+            (pid,) = descendants(worker.process.pid) - descendants_of_wardens(
+                worker
+            )
+            try:
+                os.readlink(f"/proc/{pid}/ns/net")
+            except PermissionError:
+                pytest.skip("only root can look into what may not be dumped")
+            yield Path(f"/proc/{pid}")
+
+
+def descendants_of_wardens(worker) -> set[int]:
+    """The warden itself, which is the one child of the launcher."""
+    children = Path(
+        f"/proc/{worker.process.pid}/task/{worker.process.pid}/children"
+    )
+    return {int(pid) for pid in children.read_text().split()}
+
+
+def status_of(folder: Path) -> dict[str, str]:
+    lines = (folder / "status").read_text().splitlines()
+    return dict(line.split(":\t", 1) for line in lines)
+
+
+@caged
+def test_every_namespace_is_another_one(caged_process):
+    inside, outside = namespaces(caged_process.name), namespaces("self")
+    warden = namespaces(status_of(caged_process)["PPid"])
+    for name in NAMESPACES:
+        assert len({inside[name], outside[name], warden[name]}) == 3, name
+
+
+@caged
+def test_no_right_is_left(caged_process):
+    status = status_of(caged_process)
+    for name in ("CapInh", "CapPrm", "CapEff", "CapBnd", "CapAmb"):
+        assert int(status[name], 16) == 0, name
+    assert status["NoNewPrivs"] == "1" and status["Seccomp"] == "2"
+    assert "0" not in status["Uid"].split(), "root is not nobody"
+    assert status["Groups"].split() in ([], ["65534"])
+
+
+@caged
+def test_only_the_scratch_folder_can_be_written(caged_process):
+    writable = []
+    for line in (caged_process / "mountinfo").read_text().splitlines():
+        place, options = line.split()[4:6]
+        assert {"nosuid", "nodev"} <= set(options.split(",")), line
+        if "rw" in options.split(","):
+            writable.append(place)
+    assert writable == ["/tmp"]
+
+
+@caged
+def test_the_kernel_counts(caged_process):
+    lines = (caged_process / "limits").read_text().splitlines()
+    limits = {line[:25].strip(): line[26:].split()[:2] for line in lines[1:]}
+    assert limits["Max processes"] == ["1", "1"]
+    assert limits["Max open files"] == ["64", "64"]
+    assert limits["Max core file size"] == ["0", "0"]
+    assert limits["Max cpu time"] == ["62", "62"]
+    assert limits["Max file size"] == [str(16 << 20)] * 2
+    assert 256 << 20 < int(limits["Max address space"][0]) < 512 << 20
 
 
 @caged
@@ -243,7 +327,7 @@ def test_a_worker_that_is_killed_is_replaced_and_takes_all_with_it(sandbox):
     worker = only(sandbox)
     below = descendants(worker.process.pid)
     worker.process.kill()
-    with pytest.raises(CourseError, match="parent process ended"):
+    with pytest.raises(CourseError, match="parent process is gone"):
         sandbox.judge([(ADD, "assert add(1, 2) == 3")])
     (verdict,) = sandbox.judge([(ADD, "assert add(1, 2) == 3")])
     assert verdict.passed

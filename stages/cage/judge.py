@@ -54,6 +54,7 @@ class Child:
         """Kill it, and with it all that it started."""
         with contextlib.suppress(ProcessLookupError):
             signal.pidfd_send_signal(self.hold, signal.SIGKILL)
+        os.close(self.hold)
 
 
 class Worker:
@@ -86,26 +87,37 @@ class Worker:
         """What the warden says, and what it hands over."""
         try:
             data, holds, _, _ = socket.recv_fds(self.control, 4096, 1)
-        except TimeoutError:
+        except OSError:
             data, holds = b"", []
-        facts = json.loads(data) if data else {"error": "its parent process ended"}
+        facts = (
+            json.loads(data) if data else {"error": "its parent process is gone"}
+        )
         if "error" in facts:
             raise CourseError(f"the cage could not be built: {facts['error']}")
         return facts, holds
 
+    def ask(
+        self, request: Facts, files: Sequence[int] = ()
+    ) -> tuple[Facts, list[int]]:
+        """Ask the warden for something; where it is gone, it cannot be asked."""
+        try:
+            data = json.dumps(request).encode()
+            socket.send_fds(self.control, [data], list(files))
+        except OSError as error:
+            raise CourseError(
+                f"the cage's parent process is gone: {error}"
+            ) from None
+        return self.hear()
+
     def start(self, role: str, limits: Limits, files: Sequence[int]) -> Child:
         """Have a child started; it gets copies of the files."""
         request = {"do": "start", "role": role, "limits": asdict(limits)}
-        socket.send_fds(self.control, [json.dumps(request).encode()], list(files))
-        facts, holds = self.hear()
+        facts, holds = self.ask(request, files)
         return Child(facts["pid"], holds[0])
 
     def finish(self, child: Child) -> Facts:
         """End a child; its exit status and seconds of processor time."""
-        request = {"do": "end", "pid": child.pid}
-        self.control.send(json.dumps(request).encode())
-        facts, _ = self.hear()
-        os.close(child.hold)
+        facts, _ = self.ask({"do": "end", "pid": child.pid})
         return facts
 
     def close(self) -> None:
@@ -146,16 +158,18 @@ class Trial:
         return self
 
     def __exit__(self, *error: object) -> None:
-        self.end()
-        close_all(self.lent)
-        close_all(list(self.heard))
+        try:
+            self.end()
+        finally:
+            close_all(self.lent)
+            close_all(list(self.heard))
 
     def end(self) -> list[int]:
         """End the children and all that they started; their exit statuses."""
-        for child in self.children:
+        children, self.children = self.children, []
+        for child in children:
             child.kill()
-        facts = [self.worker.finish(child) for child in self.children]
-        self.children = []
+        facts = [self.worker.finish(child) for child in children]
         return [fact["status"] for fact in facts]
 
     def start(self, role: str, source: str, *files: int) -> Child:

@@ -6,6 +6,8 @@ import ast
 import re
 import textwrap
 import tomllib
+import warnings
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -84,10 +86,18 @@ def as_body(code: str) -> str:
     return "\n" + textwrap.indent(code, "    ")
 
 
+def quietly(
+    read: Callable[[], list[code_problems.Problem]],
+) -> list[code_problems.Problem]:
+    """The problems of a benchmark, without the warnings that newer Pythons have for their escapes."""
+    with warnings.catch_warnings(action="ignore"):
+        return read()
+
+
 def human_eval() -> list[Problem]:
     """The 164 problems of HumanEval, whose prompts are a header with a docstring."""
     problems = []
-    for one in code_problems.human_eval():
+    for one in quietly(code_problems.human_eval):
         # A model writes the line break itself, as one token with the indentation behind it.
         prompt, solution = one.prompt.rstrip(), "\n" + one.solution.rstrip()
         problems.append(Problem(one.name, 0, prompt, solution, one.tests))
@@ -100,7 +110,7 @@ def mbpp() -> list[Problem]:
     The model writes a whole program, so that only a line that begins no part of one ends it.
     """
     problems = []
-    for one in code_problems.mbpp():
+    for one in quietly(code_problems.mbpp):
         example = next(
             line for line in one.tests.splitlines() if line.startswith("assert")
         )

@@ -16,31 +16,42 @@ Texts = Sequence[Sequence[str]]
 
 
 def judge_all(
-    problems: Sequence[Problem], completions: Texts, workers: int = 2
+    problems: Sequence[Problem],
+    completions: Texts,
+    workers: int = 2,
 ) -> list[list[Verdict]]:
     """The verdict on each completion of each problem; equal programs are run once."""
-    jobs = [
-        [(one.program(text), one.tests) for text in texts]
-        for one, texts in zip(problems, completions)
-    ]
+    jobs = []
+    for one, texts in zip(problems, completions):
+        programs = map(one.program, texts)
+        jobs.append([(program, one.tests) for program in programs])
     distinct = list(dict.fromkeys(chain(*jobs)))
     with Sandbox(workers) as sandbox:
-        verdicts = dict(zip(distinct, sandbox.judge(distinct)))
-    return [[verdicts[job] for job in row] for row in jobs]
+        judged = sandbox.judge(distinct)
+    verdicts = dict(zip(distinct, judged))
+    rows = []
+    for row in jobs:
+        rows.append([verdicts[job] for job in row])
+    return rows
 
 
 def results_of(
-    problems: Sequence[Problem], completions: Texts, workers: int = 2
+    problems: Sequence[Problem],
+    completions: Texts,
+    workers: int = 2,
 ) -> list[list[tuple[str, ...]]]:
     """What each completion returns for the calls of its problem's tests, as text."""
-    jobs = [
-        [(one.program(text), tuple(one.calls)) for text in texts]
-        for one, texts in zip(problems, completions)
-    ]
+    jobs = []
+    for one, texts in zip(problems, completions):
+        calls = tuple(one.calls)
+        programs = map(one.program, texts)
+        jobs.append([(program, calls) for program in programs])
     distinct = list(dict.fromkeys(chain(*jobs)))
     with Sandbox(workers) as sandbox:
         ran = sandbox.run(distinct)
-    results = {job: tuple(verdict.results) for job, verdict in zip(distinct, ran)}
+    results = {}
+    for job, verdict in zip(distinct, ran):
+        results[job] = tuple(verdict.results)
     return [[results[job] for job in row] for row in jobs]
 
 
@@ -60,7 +71,8 @@ def pass_at_k(samples: int, passed: int, k: int) -> float:
     if failed < k:
         return 1.0
     ranks = np.arange(failed + 1, samples + 1)
-    return float(1 - np.prod(1 - k / ranks))
+    misses = 1 - k / ranks
+    return float(1 - np.prod(misses))
 
 
 def points_at_k(verdicts: Sequence[Sequence[bool]], k: int) -> np.ndarray:
@@ -69,7 +81,12 @@ def points_at_k(verdicts: Sequence[Sequence[bool]], k: int) -> np.ndarray:
     >>> points_at_k([[True, False], [False, False]], 1)
     array([0.5, 0. ])
     """
-    points = [pass_at_k(len(row), sum(map(bool, row)), k) for row in verdicts]
+    points = []
+    for row in verdicts:
+        samples = len(row)
+        passed = sum(map(bool, row))
+        point = pass_at_k(samples, passed, k)
+        points.append(point)
     return np.array(points)
 
 
@@ -82,12 +99,13 @@ def majority(results: Sequence[Sequence[str]]) -> int:
     >>> majority([("4",), ("raised TypeError",), ("5",), ("5",)])
     2
     """
-    votes = Counter(tuple(one) for one in results if may_vote(one))
+    answers = [tuple(one) for one in results]
+    votes = Counter(filter(may_vote, answers))
     if not votes:
         return 0
     # Of two that are equally frequent, Counter names the one that it met first.
-    winner = votes.most_common(1)[0][0]
-    return [tuple(one) for one in results].index(winner)
+    winner, _ = votes.most_common(1)[0]
+    return answers.index(winner)
 
 
 def may_vote(results: Sequence[str]) -> bool:
@@ -96,4 +114,5 @@ def may_vote(results: Sequence[str]) -> bool:
     >>> may_vote(("raised TypeError", "3")), may_vote(("raised TypeError",)), may_vote(())
     (True, False, False)
     """
-    return any(not text.startswith("raised ") for text in results)
+    raised = [text.startswith("raised ") for text in results]
+    return not all(raised)

@@ -35,19 +35,26 @@ class Problem:
 
     def program(self, completion: str) -> str:
         """The program that a completion makes: the prompt, and the completion up to its end."""
-        return self.prompt + first_block(completion, self.ends)
+        block = first_block(completion, self.ends)
+        return self.prompt + block
 
     @property
     def calls(self) -> list[str]:
         """The calls that the tests make, without the values that they should return."""
-        body = ast.parse(self.tests).body
-        checks = [line.test for line in body if isinstance(line, ast.Assert)]
-        return [
-            ast.unparse(one.left) for one in checks if isinstance(one, ast.Compare)
-        ]
+        calls = []
+        tree = ast.parse(self.tests)
+        for line in tree.body:
+            compared = isinstance(line, ast.Assert) and line.test
+            if isinstance(compared, ast.Compare):
+                call = ast.unparse(compared.left)
+                calls.append(call)
+        return calls
 
 
-def first_block(completion: str, ends: re.Pattern[str] = MARGIN) -> str:
+def first_block(
+    completion: str,
+    ends: re.Pattern[str] = MARGIN,
+) -> str:
     """A completion up to the first line at the margin, which is no part of the function.
 
     >>> first_block("\\n    return a + b\\n\\nprint(add(1, 2))")
@@ -64,7 +71,9 @@ def ladder() -> list[Problem]:
     (['same', 'is_none', 'add'], 36)
     """
     text = LADDER.read_text(encoding="utf-8")
-    return [from_entry(entry) for entry in tomllib.loads(text)["problem"]]
+    content = tomllib.loads(text)
+    entries = content["problem"]
+    return list(map(from_entry, entries))
 
 
 def from_entry(entry: dict[str, Any]) -> Problem:
@@ -99,8 +108,10 @@ def human_eval() -> list[Problem]:
     problems = []
     for one in quietly(code_problems.human_eval):
         # A model writes the line break itself, as one token with the indentation behind it.
-        prompt, solution = one.prompt.rstrip(), "\n" + one.solution.rstrip()
-        problems.append(Problem(one.name, 0, prompt, solution, one.tests))
+        prompt = one.prompt.rstrip()
+        solution = "\n" + one.solution.rstrip()
+        problem = Problem(one.name, 0, prompt, solution, one.tests)
+        problems.append(problem)
     return problems
 
 
@@ -114,7 +125,8 @@ def mbpp() -> list[Problem]:
         example = next(
             line for line in one.tests.splitlines() if line.startswith("assert")
         )
-        told = one.prompt.strip().strip('"')
+        told = one.prompt.strip()
+        told = told.strip('"')
         prompt = f'"""\n{told}\n{example}\n"""'
         solution = "\n" + one.solution.rstrip()
         problem = Problem(one.name, 0, prompt, solution, one.tests, ends=NO_PROGRAM)

@@ -37,20 +37,26 @@ def complete(
     found: dict[int, list[str]] = {}
     for start in range(0, len(order), together):
         some = order[start : start + together]
-        batch = Batch(model, tokenizer, [problems[k] for k in some], samples)
+        asked = [problems[k] for k in some]
+        batch = Batch(model, tokenizer, asked, samples)
         for _ in range(most):
-            batch.add(choose(batch.logits, temperature, top_p, draw))
+            chosen = choose(batch.logits, temperature, top_p, draw)
+            batch.add(chosen)
             if not any(batch.alive):
                 break
             batch.step()
         texts = batch.texts()
         for place, k in enumerate(some):
-            found[k] = texts[place * samples : (place + 1) * samples]
+            first = place * samples
+            found[k] = texts[first : first + samples]
     return [found[k] for k in range(len(problems))]
 
 
 def choose(
-    logits: torch.Tensor, temperature: float, top_p: float, draw: torch.Generator
+    logits: torch.Tensor,
+    temperature: float,
+    top_p: float,
+    draw: torch.Generator,
 ) -> torch.Tensor:
     """The next token of each row; `top_p` keeps the likeliest tokens that reach this share.
 
@@ -149,4 +155,5 @@ class Batch:
 
     def texts(self) -> list[str]:
         """The completions as they stand."""
-        return self.tokenizer.batch_decode(self.written)
+        written = self.written
+        return self.tokenizer.batch_decode(written)

@@ -15,13 +15,18 @@ IGNORED = -100  # the label of what is not learned
 Row = tuple[list[int], list[int]]
 
 
-def encode(tokenizer: Any, prompt: str, completion: str) -> Row:
+def encode(
+    tokenizer: Any,
+    prompt: str,
+    completion: str,
+) -> Row:
     """Token ids of a prompt with its completion, and the labels: only the completion's are learned."""
     asked = tokenizer(START + prompt, add_special_tokens=False)["input_ids"]
     # A line at the margin is what ends a function when it is sampled.
     text = completion + "\n\n\n" + START
     learned = tokenizer(text, add_special_tokens=False)["input_ids"]
-    return asked + learned, [IGNORED] * len(asked) + learned
+    labels = [IGNORED] * len(asked)
+    return asked + learned, labels + learned
 
 
 def collate(rows: Sequence[Row]) -> dict[str, torch.Tensor]:

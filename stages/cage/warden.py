@@ -121,7 +121,9 @@ def give_up_rights() -> None:
 
 def tell(control: socket.socket, facts: Facts, files: tuple[int, ...] = ()) -> None:
     """Answer the judge."""
-    socket.send_fds(control, [json.dumps(facts).encode()], list(files))
+    text = json.dumps(facts)
+    data = text.encode()
+    socket.send_fds(control, [data], list(files))
 
 
 class Warden:

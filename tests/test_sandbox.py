@@ -27,17 +27,18 @@ ADD = "def add(a, b): return a + b"
 
 
 @pytest.fixture(scope="module")
-def sandbox():
-    with Sandbox(workers=1, limits=PATIENT) as sandbox:
-        yield sandbox
-
-
-@pytest.fixture(scope="module")
 def world():
     os.environ["COURSE_TEST_SECRET"] = "a secret of the environment"
     with new_world() as world:
         yield world
     del os.environ["COURSE_TEST_SECRET"]
+
+
+@pytest.fixture(scope="module")
+def sandbox(world):
+    # Started when the secret is in the environment.
+    with Sandbox(workers=1, limits=PATIENT) as sandbox:
+        yield sandbox
 
 
 def limits_of(hostile: Hostile) -> Limits:
@@ -350,6 +351,21 @@ def test_the_cage_ends_with_its_judge():
         lambda: not any(os.path.exists(f"/proc/{pid}") for pid in below),
         "something outlived its judge",
     )
+
+
+@caged
+def test_a_cage_that_cannot_be_built_runs_nothing_and_says_why(sandbox):
+    limits = Limits()
+    worker = only(sandbox)
+    request = {**vars(limits), "files_mb": "no number of "}
+    with judge.Trial(worker, limits) as trial, pytest.raises(CourseError) as error:
+        output = trial.listen()
+        text = judge.text_file("print('ran')")
+        order = {"do": "start", "role": "script", "limits": request}
+        worker.ask(order, [text, output])
+    os.close(text)
+    assert "mount tmpfs on /tmp" in str(error.value)
+    assert sandbox.judge([(ADD, "assert add(1, 2) == 3")])[0].passed
 
 
 @pytest.mark.parametrize(

@@ -47,8 +47,9 @@ def human_eval() -> list[Problem]:
     for record in read_records("humaneval"):
         prompt, name = record["prompt"], record["entry_point"]
         parts = [helpers(prompt, name), record["test"], f"check({name})\n"]
+        tests = "\n".join(parts)
         body = record["canonical_solution"]
-        problem = Problem(record["task_id"], prompt, body, "\n".join(parts))
+        problem = Problem(record["task_id"], prompt, body, tests)
         problems.append(problem)
     return problems
 
@@ -75,7 +76,8 @@ def mbpp() -> list[Problem]:
         tests = "\n".join(checks).replace("\r\n", "\n")
         code = record["code"].replace("\r\n", "\n")
         tests = taken_by_force(code) + tests
-        problems.append(Problem(f"MBPP/{record['task_id']}", prompt, code, tests))
+        name = f"MBPP/{record['task_id']}"
+        problems.append(Problem(name, prompt, code, tests))
     return problems
 
 

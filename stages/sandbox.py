@@ -115,7 +115,8 @@ class Sandbox:
         works = []
         for program, calls in jobs:
             role = "script" if calls is None else "calls"
-            works.append((role, program, json.dumps(list(calls or ()))))
+            words = list(calls or ())
+            works.append((role, program, json.dumps(words)))
         return self.each(works, limits or self.limits)
 
     def each(self, works: list[Work], limits: Limits) -> list[Verdict]:
@@ -156,4 +157,5 @@ def run_program(
     run_program("def add(a, b): return a + b", ["add(1, 2)"]).results == ("3",)
     """
     with Sandbox(1, limits) as sandbox:
-        return sandbox.run([(program, calls)])[0]
+        verdicts = sandbox.run([(program, calls)])
+    return verdicts[0]

@@ -25,9 +25,14 @@ from stages.weak_cages import LIMITS
 OTHERS = {
     "+": "-", "-": "+", "*": "+", "//": "*", "/": "*", "%": "//", "**": "*",
     "<": ">=", ">": "<=", "<=": ">", ">=": "<", "==": "!=", "!=": "==",
-    "and": "or", "or": "and", "True": "False", "False": "True", "min": "max",
+    "and": "or", "or": "and", "False": "True", "min": "max",
     "max": "min", "not": "bool", "append": "remove", "0": "1", "1": "2", "2": "3",
+    "in": "is", "len": "sum", "sum": "len", "sorted": "list", "upper": "lower",
+    "lower": "upper", "set": "list", "list": "set", "tuple": "list", "if": "while",
+    "range": "list", "3": "4", "True": "None", "zip": "map", "map": "zip",
 }  # fmt: skip
+# What nearly always fails comes last.
+LAST = {"return": "yield"}
 WORKERS = 2
 TRIES = 40
 # A mutant that never ends would be refused for its time.
@@ -39,15 +44,16 @@ def mutants(problem: Problem) -> Iterator[str]:
     text = problem.prompt + problem.solution
     first = problem.prompt.count("\n") + 1
     lines = text.splitlines(keepends=True)
-    places = []
-    for token in tokenize.generate_tokens(io.StringIO(text).readline):
-        if token.string in OTHERS and token.start[0] >= first:
-            places.append(token)
+    tokens = tokenize.generate_tokens(io.StringIO(text).readline)
+    below = [token for token in tokens if token.start[0] >= first]
+    places = [token for token in below if token.string in OTHERS]
     random.Random(problem.name).shuffle(places)
+    places += [token for token in below if token.string in LAST]
     for token in places:
         number, start = token.start
         line = lines[number - 1]
-        changed = line[:start] + OTHERS[token.string] + line[token.end[1] :]
+        other = {**OTHERS, **LAST}[token.string]
+        changed = line[:start] + other + line[token.end[1] :]
         yield "".join([*lines[: number - 1], changed, *lines[number:]])
 
 

@@ -80,7 +80,8 @@ class Remote:
 
     def value(self, verb: str, *parts: Any) -> Any:
         """Ask, and rebuild the value that comes."""
-        return self.rebuild(self.ask(verb, *parts)[1])
+        message = self.ask(verb, *parts)
+        return self.rebuild(message[1])
 
     def rebuild(self, data: Any) -> Any:
         """A value of the program; what is none ends the tests."""
@@ -123,6 +124,11 @@ def error_of(name: str, text: str) -> Exception:
     return ProgramError(f"{name}: {text}")
 
 
+def remote_of(handle: Handle) -> Remote:
+    """The program that an object belongs to."""
+    return object.__getattribute__(handle, "_remote")
+
+
 def handle_number(handle: Handle) -> int:
     """The number by which the program knows an object."""
     return object.__getattribute__(handle, "_number")
@@ -132,7 +138,7 @@ def plain_only() -> Any:
     """A method that ends the tests: only the program could answer, and its word does not count."""
 
     def method(self: Handle, *others: object) -> NoReturn:
-        remote: Remote = object.__getattribute__(self, "_remote")
+        remote = remote_of(self)
         kind = object.__getattribute__(self, "_kind")
         remote.end("refused", f"a {kind} of the program is no plain value to judge")
 
@@ -152,7 +158,7 @@ class Handle:
 
     def __call__(self, *values: Any, **named: Any) -> Any:
         """Have the program call it; what it changed of its arguments is changed here too."""
-        remote: Remote = object.__getattribute__(self, "_remote")
+        remote = remote_of(self)
         target = ["handle", handle_number(self)]
         positional = [remote.encode(value) for value in values]
         pairs = [[name, remote.encode(value)] for name, value in named.items()]
@@ -162,18 +168,21 @@ class Handle:
         return remote.rebuild(message[1])
 
     def __getattr__(self, name: str) -> Any:
-        remote: Remote = object.__getattribute__(self, "_remote")
+        remote = remote_of(self)
         if name.startswith("__"):
             raise AttributeError(name)
         return remote.value("get", remote.mark(self), name)
 
     def __setattr__(self, name: str, value: Any) -> None:
-        remote: Remote = object.__getattribute__(self, "_remote")
-        remote.ask("set", remote.mark(self), name, remote.encode(value))
+        remote = remote_of(self)
+        target = remote.mark(self)
+        data = remote.encode(value)
+        remote.ask("set", target, name, data)
 
     def __iter__(self) -> Any:
-        remote: Remote = object.__getattribute__(self, "_remote")
-        return remote.value("iter", remote.mark(self))
+        remote = remote_of(self)
+        target = remote.mark(self)
+        return remote.value("iter", target)
 
 
 UNANSWERED = ["eq", "ne", "lt", "le", "gt", "ge", "bool", "hash", "contains"]
@@ -189,8 +198,9 @@ class RemoteIterator(Handle):
         return self
 
     def __next__(self) -> Any:
-        remote: Remote = object.__getattribute__(self, "_remote")
-        return remote.value("next", remote.mark(self))
+        remote = remote_of(self)
+        target = remote.mark(self)
+        return remote.value("next", target)
 
 
 def change_in_place(old: Any, new: Any) -> None:

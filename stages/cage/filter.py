@@ -107,7 +107,8 @@ def instructions(
 
 def pack(program: list[Instruction]) -> bytes:
     """As the kernel reads it."""
-    return b"".join(struct.pack("HBBI", *one) for one in program)
+    parts = [struct.pack("HBBI", *one) for one in program]
+    return b"".join(parts)
 
 
 def install(program: bytes) -> None:

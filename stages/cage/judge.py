@@ -117,7 +117,8 @@ class Worker:
 
     def finish(self, child: Child) -> Facts:
         """End a child; its exit status and seconds of processor time."""
-        facts, _ = self.ask({"do": "end", "pid": child.pid})
+        request = {"do": "end", "pid": child.pid}
+        facts, _ = self.ask(request)
         return facts
 
     def close(self) -> None:
@@ -170,7 +171,8 @@ class Trial:
         for child in children:
             child.kill()
         facts = [self.worker.finish(child) for child in children]
-        return [fact["status"] for fact in facts]
+        statuses = [fact["status"] for fact in facts]
+        return statuses
 
     def start(self, role: str, source: str, *files: int) -> Child:
         """Start a child with a text in a file in memory, which no other child is given."""
@@ -257,11 +259,13 @@ def run_script(worker: Worker, program: str, limits: Limits) -> Verdict:
         return problem
     with Trial(worker, limits) as trial:
         output = trial.listen()
-        trial.watch(trial.start("script", program, output))
+        child = trial.start("script", program, output)
+        trial.watch(child)
         (status,) = trial.end()
-        (printed,) = map(plain_text, trial.heard.values())
-    lines = printed.split()
-    last = printed.strip().splitlines()[-1] if lines else ""
+        (data,) = trial.heard.values()
+    printed = plain_text(data)
+    lines = printed.strip().splitlines()
+    last = lines[-1] if lines else ""
     if trial.stopped:
         outcome, message = trial.stopped, STOPPED[trial.stopped]
     elif status == 0:

@@ -65,8 +65,10 @@ def machine() -> str:
 
 def system_call(name: str, *arguments: object) -> int:
     """A system call by its number."""
-    number = NUMBERS[machine()][name]
-    return checked(libc.syscall(ctypes.c_long(number), *arguments), name)
+    numbers = NUMBERS[machine()]
+    number = ctypes.c_long(numbers[name])
+    result = libc.syscall(number, *arguments)
+    return checked(result, name)
 
 
 def clone(flags: int) -> int:
@@ -114,8 +116,10 @@ def enter_root(folder: str) -> None:
 
 def prctl(option: int, *values: int) -> None:
     """prctl(2)."""
-    words = [ctypes.c_ulong(value) for value in (*values, 0, 0, 0, 0)[:4]]
-    checked(libc.prctl(option, *words), f"prctl {option}")
+    padded = (*values, 0, 0, 0, 0)
+    words = [ctypes.c_ulong(value) for value in padded[:4]]
+    result = libc.prctl(option, *words)
+    checked(result, f"prctl {option}")
 
 
 def drop_bounding() -> None:
@@ -153,7 +157,10 @@ def map_text(lines: Map) -> str:
     >>> map_text([(0, 1000)])
     '0 1000 1\\n'
     """
-    return "".join(f"{inside} {outside} 1\n" for inside, outside in lines)
+    text = ""
+    for inside, outside in lines:
+        text += f"{inside} {outside} 1\n"
+    return text
 
 
 def write_fact(folder: int, name: str, text: str) -> None:

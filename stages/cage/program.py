@@ -44,15 +44,18 @@ class Program:
 
     def run(self, source: bytes) -> None:
         """Run the program's text."""
-        code = compile(source.decode("utf-8", "surrogatepass"), "program", "exec")
+        text = source.decode("utf-8", "surrogatepass")
+        code = compile(text, "program", "exec")
         exec(code, self.module.__dict__)
 
     def mark(self, value: object) -> list:
         """A number for an object that is no plain value."""
+        number = len(self.objects)
         self.objects.append(value)
         kind = type(value)
-        word = "iterator" if hasattr(kind, "__next__") else "handle"
-        return [word, len(self.objects) - 1, kind.__name__]
+        iterates = hasattr(kind, "__next__")
+        word = "iterator" if iterates else "handle"
+        return [word, number, kind.__name__]
 
     def encode(self, value: object) -> Any:
         """A value as it crosses."""

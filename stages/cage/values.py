@@ -117,7 +117,8 @@ def decode_scalar(data: Any) -> Any:
 
 def decode_pairs(parts: list, make_object: MakeObject) -> Iterator[tuple[Any, Any]]:
     """The items of a dictionary."""
-    for key, value in parts:
+    for pair in parts:
+        key, value = pair
         yield decode(key, make_object), decode(value, make_object)
 
 

@@ -25,7 +25,8 @@ SEALED = kernel.READ_ONLY | kernel.NO_SUID | kernel.NO_DEVICES
 def mapped_libraries() -> set[str]:
     """The shared libraries of this process, the loader among them."""
     with open("/proc/self/maps", encoding="utf-8") as file:
-        paths = re.findall(r"(/\S+\.so[.\d]*)$", file.read(), re.MULTILINE)
+        text = file.read()
+    paths = re.findall(r"(/\S+\.so[.\d]*)$", text, re.MULTILINE)
     return set(paths)
 
 
@@ -47,7 +48,8 @@ def without_nested(paths: set[str]) -> list[str]:
     """
     kept: list[str] = []
     for path in sorted(paths):
-        if not any(path.startswith(f"{one}/") for one in kept):
+        inside = [one for one in kept if path.startswith(f"{one}/")]
+        if not inside:
             kept.append(path)
     return kept
 
@@ -95,6 +97,7 @@ def enter_view() -> None:
 def mount_scratch(megabytes: int) -> None:
     """An empty folder in memory that goes with the last process of its namespace."""
     flags = kernel.NO_SUID | kernel.NO_DEVICES | kernel.NO_EXEC
-    options = f"size={megabytes}m,nr_inodes=1024,mode=700"
+    size = f"size={megabytes}m"
+    options = f"{size},nr_inodes=1024,mode=700"
     kernel.mount("scratch", SCRATCH, "tmpfs", flags, options)
     os.chdir(SCRATCH)

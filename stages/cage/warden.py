@@ -34,11 +34,11 @@ WARM = (
     " numbers operator queue random re sqlite3 statistics string struct textwrap time"
     " traceback types typing unicodedata zlib"
 )
-# The descriptors of a child, behind its three streams; over the last it says that its cage stands.
-SOURCE, ASKS, ANSWERS, VERDICT, TELLS = 3, 4, 5, 6, 7
+# The descriptors of a child, behind its three streams.
+SOURCE, ASKS, ANSWERS, VERDICT = 3, 4, 5, 6
+# Over this one, above all that it keeps, it says that its cage stands.
+TELLS = 99
 BUILT = b"built"
-# Above all descriptors that a child keeps.
-ASIDE = 100
 OPEN_FILES = 64
 MEGABYTE = 1 << 20
 
@@ -121,7 +121,9 @@ def give_up_rights() -> None:
 
 def tell(control: socket.socket, facts: Facts, files: tuple[int, ...] = ()) -> None:
     """Answer the judge."""
-    socket.send_fds(control, [json.dumps(facts).encode()], list(files))
+    text = json.dumps(facts)
+    data = text.encode()
+    socket.send_fds(control, [data], list(files))
 
 
 class Warden:
@@ -174,19 +176,21 @@ class Warden:
     def be_child(self, request: Facts, files: list[int], tells: int) -> NoReturn:
         """Build the cage around this process, then run what it is for."""
         status = 1
+        built = False
+        os.dup2(tells, TELLS)
         try:
-            self.build_cage(request["limits"], files, tells)
+            self.build_cage(request["limits"], files)
+            built = True
             os.write(TELLS, BUILT)
-            tells = -1
             os.close(TELLS)
             status = run(request["role"])
         except BaseException as error:
-            if tells >= 0:
-                os.write(tells, str(error).encode()[:4000])
+            if not built:
+                os.write(TELLS, str(error).encode()[:4000])
         finally:
             os._exit(status)
 
-    def build_cage(self, limits: Facts, files: list[int], tells: int) -> None:
+    def build_cage(self, limits: Facts, files: list[int]) -> None:
         """Users, scratch, descriptors, limits, rights, filter: in this order."""
         own = os.open("self", os.O_RDONLY, dir_fd=self.proc)
         nobody = [(NOBODY, NOBODY)]
@@ -194,7 +198,7 @@ class Warden:
         os.setsid()
         socket.sethostname("cage")
         view.mount_scratch(limits["files_mb"])
-        keep_only(files, tells)
+        keep_only(files)
         self.set_limits(limits)
         kernel.drop_bounding()
         kernel.prctl(kernel.SECURE_BITS, kernel.LOCKED_BITS)
@@ -218,23 +222,23 @@ class Warden:
             resource.RLIMIT_MSGQUEUE: 0,
         }
         for name, value in most.items():
-            resource.setrlimit(name, (value, value))
+            _, hard = resource.getrlimit(name)
+            allowed = value if hard == resource.RLIM_INFINITY else min(value, hard)
+            resource.setrlimit(name, (allowed, allowed))
 
 
-def keep_only(files: list[int], tells: int) -> None:
+def keep_only(files: list[int]) -> None:
     """The descriptors of a child: an input at its end, the output twice, and what follows."""
     empty, end = os.pipe()
     os.close(end)
     source, output, *channels = files
     wanted = [empty, output, output, source, *channels]
-    aside = range(ASIDE, ASIDE + len(wanted))
+    aside = range(TELLS + 1, TELLS + 1 + len(wanted))
     for number, file in zip(aside, wanted):
         os.dup2(file, number)
-    os.dup2(tells, ASIDE - 1)
-    os.closerange(0, ASIDE - 1)
+    os.closerange(0, TELLS)
     for place, number in enumerate(aside):
         os.dup2(number, place)
-    os.dup2(ASIDE - 1, TELLS)
     os.closerange(TELLS + 1, os.sysconf("SC_OPEN_MAX"))
 
 

@@ -75,15 +75,11 @@ lesson.refuse(
 
 
 # %% 18.3
-def winners(right, base, passages, raise_by=holm, paired=True):
+def winners(right, base, passages, raise_by=holm):
     places = list(np.ndindex(right.shape[:2]))
     found = []
     for k, test in places:
-        ours, theirs = right[k, test], base[test]
-        if not paired:
-            noise = np.random.default_rng(0)
-            theirs = theirs[noise.permutation(len(theirs))]
-        found.append(gain(ours, theirs, passages, repeats=1_000))
+        found.append(gain(right[k, test], base[test], passages, repeats=1_000))
     raised = raise_by([each.p for each in found])
     return {
         place
@@ -115,7 +111,6 @@ lesson.refuse(
         not_raised,
         of_the_report,
         lambda right, base, passages: set(),
-        lambda right, base, passages: winners(right, base, passages, paired=False),
     ],
 )
 

@@ -236,6 +236,8 @@ def tell_error(path: Path) -> CourseError:
     calls = [f"{name}:{line}" for line, name in reversed(lines)]
     what = f"rank {path.stem} failed first: {message}"
     fix = "mend that one; the others only lost their partner"
+    if "Detected mismatch" in message:  # which all ranks find out at the same time
+        fix = "compare what the ranks were about to do; either may be wrong"
     return CourseError(what, " < ".join(calls[:4]), fix)
 
 

@@ -26,7 +26,7 @@ def draw_exams(exams: list[tuple[float, ...]]) -> None:
     axes.set(xlabel="step", ylabel="right")
     axes.legend(frameon=False, fontsize=8)
     show_figure(
-        figure, alt="Three rising curves; whole dates begin to be right last"
+        figure, alt="Three rising curves; that of the whole dates lies lowest"
     )
 
 

@@ -241,6 +241,13 @@ class ScriptArguments:
     target_lang: str | None = None
     source_prefix: str | None = None
 
+    def __post_init__(self) -> None:
+        """What the script itself refuses, behind the parser."""
+        if self.dataset_name is None:
+            raise ValueError("no data set is named")
+        if self.source_lang is None or self.target_lang is None:
+            raise ValueError("a language is missing")
+
 
 def parse_line(line: dict[str, str]) -> tuple[Any, Any] | None:
     """The script's arguments and the Trainer's, from a command line; None if the parser gives up."""
@@ -264,7 +271,10 @@ def evaluate_line(
     longest: int,
 ) -> str:
     """What `run_translation.py` would report for a command line, on pairs that are here."""
-    parsed = parse_line(line)
+    try:
+        parsed = parse_line(line)
+    except ValueError as error:
+        return f"the script stops: {error}"
     if parsed is None:
         return "the parser ends the program"
     script, arguments = parsed

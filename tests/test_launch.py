@@ -136,6 +136,20 @@ def test_the_rank_that_raised_first_is_named():
         launch(raise_on, 1, seconds=30)
 
 
+def disagree() -> None:
+    dist.set_debug_level(dist.DebugLevel.DETAIL)
+    group = dist.new_group(backend="gloo")
+    dist.all_reduce(torch.ones(2 + dist.get_rank()), group=group)
+
+
+@slow
+@forks
+def test_no_rank_is_blamed_where_all_of_them_found_the_mismatch():
+    with pytest.raises(CourseError, match="either may be wrong") as told:
+        launch(disagree, seconds=30)
+    assert "mend that one" not in str(told.value)
+
+
 @slow
 @forks
 def test_a_rank_that_died_in_silence_is_named_and_not_its_neighbour():

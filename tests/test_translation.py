@@ -233,10 +233,20 @@ def test_a_decoder_with_fewer_tokens_gives_the_same_scores_for_them():
 
 def test_a_line_of_options_is_parsed_and_a_lacking_one_is_seen(tmp_path):
     line = {"--model_name_or_path": "t5", "--output_dir": str(tmp_path)}
+    line |= {
+        "--dataset_name": "wmt16",
+        "--source_lang": "en",
+        "--target_lang": "ro",
+    }
     script, arguments = parse_line({**line, "--do_eval": "True"})
     assert script.model_name_or_path == "t5" and arguments.do_eval
     assert not parse_line(line)[1].do_eval
-    assert parse_line({"--output_dir": str(tmp_path)}) is None  # no model
+    nameless = {name: value for name, value in line.items() if "model" not in name}
+    assert parse_line(nameless) is None
+    for option in ("--dataset_name", "--source_lang", "--target_lang"):
+        shorter = {name: value for name, value in line.items() if name != option}
+        with pytest.raises(ValueError):
+            parse_line(shorter)
 
 
 def test_dates_are_read_back_from_their_letters():

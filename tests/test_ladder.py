@@ -134,7 +134,7 @@ def batch(lesson) -> Any:
 
 
 def test_a_budget_below_one_sequence_is_told(batch):
-    assert "not one sequence fits into 1 MB" in batch(1e6)
+    assert "0 sequences fit into 1 MB: 1 would take" in batch(1e6)
 
 
 def test_the_largest_batch_fills_its_budget(lesson, batch):
@@ -145,3 +145,29 @@ def test_the_largest_batch_fills_its_budget(lesson, batch):
     three = need(3)
     assert batch(three).startswith("3 sequences")
     assert batch(three - 1).startswith("2 sequences")
+
+
+def test_no_budget_is_above_the_search(batch):
+    assert not batch(5e9).startswith("64 sequences")
+
+
+def test_the_clock_starts_when_the_device_is_done():
+    """A device that queues its work: only waiting for it lets the time pass."""
+    clock, queue = [0], [0]
+
+    def wait() -> None:
+        clock[0] += queue.pop()
+        queue.append(0)
+
+    def work(seconds: int) -> None:
+        queue[0] += seconds
+
+    def session(rung: object) -> tuple[None, None]:
+        work(5)
+        return None, None
+
+    cuda = SimpleNamespace(synchronize=wait)
+    names: dict[str, Any] = {"device": "cuda", "torch": SimpleNamespace(cuda=cuda)}
+    names |= {"session": session, "take_step": lambda *a: work(1), "rows": None}
+    exec(cells_of("12", "ladder-time"), names)
+    assert names["seconds"](None, clock=lambda: clock[0]) == 1

@@ -150,6 +150,18 @@ def forget_the_batch(config, sequences, length):
     return right(config, 1, length)
 
 
+def take_two_of_any_matrix(config, sequences, length):
+    matrix = config.hidden_size * config.intermediate_size
+    table = config.hidden_size * config.vocab_size
+    lacking = 4 * matrix if 3 * matrix > 2 * table else 0
+    return right(config, sequences, length) - lacking
+
+
+def take_three_of_the_table(config, sequences, length):
+    table = config.hidden_size * config.vocab_size
+    return right(config, sequences, length) + 4 * table
+
+
 def run_it_after_all(config, sequences, length):
     return right(config, sequences, length) + sum(1 for _ in range(10**9)) * 0
 
@@ -162,6 +174,8 @@ lesson.refuse(
         copy_the_logits_once,
         share_no_heads,
         forget_the_batch,
+        take_two_of_any_matrix,
+        take_three_of_the_table,
         run_it_after_all,
     ],
 )

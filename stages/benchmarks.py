@@ -40,50 +40,78 @@ class Item:
 def read_rows(folder: str | Path, name: str) -> list[Row]:
     """All rows of a set, as its authors wrote them and in their order."""
     if name not in PLACES:
-        fix = f"choose one of {', '.join(PLACES)}"
-        raise CourseError(f"there is no set {name!r}", "stages/benchmarks.py", fix)
-    place = Path(folder) / PLACES[name]
+        names = ", ".join(PLACES)
+        what = f"there is no set {name!r}"
+        raise CourseError(what, "stages/benchmarks.py", f"choose one of {names}")
+    place = Path(folder, PLACES[name])
     if place.is_dir():
-        from datasets import load_from_disk
+        return read_table(place)
+    return read_documents(place)
 
-        return load_from_disk(str(place)).to_list()
+
+def read_table(place: Path) -> list[Row]:
+    """The rows of a data set that `save_to_disk` has written."""
+    from datasets import load_from_disk
+
+    table = load_from_disk(str(place))
+    return table.to_list()
+
+
+def read_documents(place: Path) -> list[Row]:
+    """What each line of a packed file holds under `doc`."""
+    rows = []
     with gzip.open(place, "rt", encoding="utf-8") as lines:
-        return [json.loads(line)["doc"] for line in lines]
+        for line in lines:
+            request = json.loads(line)
+            rows.append(request["doc"])
+    return rows
 
 
 def sample_rows(folder: str | Path, name: str, many: int) -> list[Row]:
     """The first rows of one fixed shuffle: a small sample is the beginning of a larger one."""
     rows = read_rows(folder, name)
-    random.Random(0).shuffle(rows)
+    noise = random.Random(0)
+    noise.shuffle(rows)
     return rows[:many]
 
 
 def read_items(folder: str | Path, name: str, many: int) -> list[Item]:
     """A stated sample of LAMBADA, HellaSwag or PIQA: the first `many` of one fixed shuffle."""
     if name not in TO_ITEM:
-        fix = f"choose one of {', '.join(TO_ITEM)}"
-        raise CourseError(f"{name!r} has no endings to choose from", fix=fix)
-    return [TO_ITEM[name](row) for row in sample_rows(folder, name, many)]
+        names = ", ".join(TO_ITEM)
+        what = f"{name!r} has no endings to choose from"
+        raise CourseError(what, fix=f"choose one of {names}")
+    to_item = TO_ITEM[name]
+    rows = sample_rows(folder, name, many)
+    return [to_item(row) for row in rows]
 
 
 def lambada_item(row: Row) -> Item:
     """A passage without its last word; that word is the only ending."""
-    word = row["answers_text"][0]
-    return Item(row["query"], (f" {word}",), 0)
+    context = row["query"]
+    [word, *_] = row["answers_text"]
+    return Item(context, (f" {word}",), answer=0)
 
 
 def hellaswag_item(row: Row) -> Item:
     """What is done and its beginning, and four ways in which it might go on."""
-    beginning = f"{row['ctx_a']} {row['ctx_b'].capitalize()}"
-    context = clean(f"{row['activity_label']}: {beginning}")
-    endings = tuple(f" {clean(ending)}" for ending in row["endings"])
-    return Item(context, endings, int(row["label"]))
+    activity = row["activity_label"]
+    first = row["ctx_a"]
+    second = row["ctx_b"].capitalize()
+    context = clean(f"{activity}: {first} {second}")
+    endings = [f" {clean(ending)}" for ending in row["endings"]]
+    answer = int(row["label"])
+    return Item(context, tuple(endings), answer)
 
 
 def piqa_item(row: Row) -> Item:
     """A goal of daily life, and two ways to reach it of which one works."""
-    endings = (f" {row['sol1']}", f" {row['sol2']}")
-    return Item(f"Question: {row['goal']}\nAnswer:", endings, row["label"])
+    goal = row["goal"]
+    context = f"Question: {goal}\nAnswer:"
+    first = f" {row['sol1']}"
+    second = f" {row['sol2']}"
+    answer = row["label"]
+    return Item(context, (first, second), answer)
 
 
 def clean(text: str) -> str:
@@ -106,17 +134,20 @@ TO_ITEM: dict[str, Callable[[Row], Item]] = {
 
 def read_tasks(folder: str | Path) -> list[Row]:
     """The tasks of MBPP in their file's order, each with its program and tests."""
-    [place] = Path(folder).glob("codex_mbpp/*/requests.jsonl.gz")
-    with gzip.open(place, "rt", encoding="utf-8") as lines:
-        return [json.loads(line)["doc"] for line in lines]
+    files = Path(folder).glob("codex_mbpp/*/requests.jsonl.gz")
+    [place] = files
+    return read_documents(place)
 
 
 def read_passages(folder: str | Path, many: int, least: int = 600) -> list[str]:
     """Passages of Wikipedia that BoolQ's questions are about, each once and of some length."""
-    from datasets import load_from_disk
-
-    rows = load_from_disk(str(Path(folder) / "boolq/none/validation"))
-    passages = list(dict.fromkeys(rows["passage"]))
-    long = [passage for passage in passages if len(passage) >= least]
-    random.Random(0).shuffle(long)
-    return long[:many]
+    rows = read_table(Path(folder, "boolq/none/validation"))
+    passages = []
+    for row in rows:
+        passage = row["passage"]
+        if len(passage) >= least:
+            passages.append(passage)
+    unique = list(dict.fromkeys(passages))
+    noise = random.Random(0)
+    noise.shuffle(unique)
+    return unique[:many]

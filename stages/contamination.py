@@ -10,6 +10,7 @@ import torch
 from torch.nn.utils.rnn import pad_sequence
 
 BLOCK = 256
+BATCH = 4
 
 
 def read_again(
@@ -20,23 +21,30 @@ def read_again(
     The text is cut elsewhere in every pass, so that what follows on what is seen within a block.
     """
     noise = np.random.default_rng(seed)
-    optimizer = torch.optim.AdamW(model.parameters(), lr=rate, weight_decay=0.0)
-    device = next(model.parameters()).device
+    weights = model.parameters()
+    optimizer = torch.optim.AdamW(weights, lr=rate, weight_decay=0.0)
     for _ in range(passes):
         model.train()
-        blocks = cut(ids, first=int(noise.integers(2, BLOCK)))
+        first = noise.integers(2, BLOCK)
+        blocks = cut(ids, int(first))
         order = noise.permutation(len(blocks))
-        for start in range(0, len(order), 4):
-            rows = [blocks[place] for place in order[start : start + 4]]
-            inputs = pad_sequence(rows, batch_first=True)
-            labels = pad_sequence(rows, batch_first=True, padding_value=-100)
-            found = model(
-                inputs.to(device), labels=labels.to(device), use_cache=False
-            )
-            found.loss.backward()
+        for start in range(0, len(order), BATCH):
+            chosen = order[start : start + BATCH]
+            loss = loss_of(model, [blocks[place] for place in chosen])
+            loss.backward()
             optimizer.step()
             optimizer.zero_grad()
         yield model.eval()
+
+
+def loss_of(model: Any, blocks: list[torch.Tensor]) -> torch.Tensor:
+    """The mean loss over blocks of any length; what fills them up is not learned."""
+    device = next(model.parameters()).device
+    inputs = pad_sequence(blocks, batch_first=True)
+    labels = pad_sequence(blocks, batch_first=True, padding_value=-100)
+    inputs = inputs.to(device)
+    labels = labels.to(device)
+    return model(inputs, labels=labels, use_cache=False).loss
 
 
 def cut(ids: Sequence[int], first: int) -> list[torch.Tensor]:
@@ -45,9 +53,11 @@ def cut(ids: Sequence[int], first: int) -> list[torch.Tensor]:
     >>> [len(block) for block in cut(range(300), first=20)]
     [20, 256, 24]
     """
-    edges = [0, *range(first, len(ids), BLOCK), len(ids)]
-    blocks = [
-        torch.tensor(ids[start:end])
-        for start, end in zip(edges, edges[1:], strict=False)
-    ]
-    return [block for block in blocks if len(block) > 1]
+    blocks = []
+    start = 0
+    for end in [*range(first, len(ids), BLOCK), len(ids)]:
+        block = torch.tensor(ids[start:end])
+        if len(block) > 1:
+            blocks.append(block)
+        start = end
+    return blocks

@@ -132,16 +132,23 @@ def gain(
         sums = np.array([np.bincount(place, line) for line in table])
         seeds = draw_counts(len(table), repeats, noise) / len(table)
         means.append(((seeds @ sums) * chosen).sum(1) / questions)
-    drawn = means[0] - means[1]
-    low, high = np.quantile(drawn, [0.025, 0.975])
-    tail = min((drawn <= 0).mean(), (drawn >= 0).mean())
-    return Gain(
-        value=float(tables[0].mean() - tables[1].mean()),
-        low=float(low),
-        high=float(high),
-        p=float(np.clip(2 * tail, 2 / repeats, 1)),
-        drawn=f"{len(names)} {name}, {len(tables[0])} seeds against {len(tables[1])}",
-    )
+    value = float(tables[0].mean() - tables[1].mean())
+    said = f"{len(names)} {name}, {seeds_drawn(*map(len, tables))}"
+    return sum_up(means[0] - means[1], value, said)
+
+
+def sum_up(draws: np.ndarray, value: float, drawn: str) -> Gain:
+    """The gain with the middle 95% of its draws, and how rarely they lie on the other side of 0."""
+    low, high = np.quantile(draws, [0.025, 0.975])
+    tail = min((draws <= 0).mean(), (draws >= 0).mean())
+    chance = np.clip(2 * tail, 2 / len(draws), 1)
+    return Gain(value, float(low), float(high), float(chance), drawn)
+
+
+def seeds_drawn(ours: int, theirs: int) -> str:
+    """How many training seeds stand on both sides, in words."""
+    plural = "" if ours == 1 else "s"
+    return f"{ours} seed{plural} against {theirs}"
 
 
 def draw_counts(size: int, repeats: int, noise: np.random.Generator) -> np.ndarray:
@@ -214,12 +221,5 @@ def gain_of_sums(
             sums = (chosen @ run.reshape(messages, -1)).reshape(-1, *run.shape[1:])
             drawn += sign * seeds[:, place] * score(sums)
             value += sign * float(score(run.sum(0))) / len(runs)
-    low, high = np.quantile(drawn, [0.025, 0.975])
-    tail = min((drawn <= 0).mean(), (drawn >= 0).mean())
-    return Gain(
-        value=value,
-        low=float(low),
-        high=float(high),
-        p=float(np.clip(2 * tail, 2 / repeats, 1)),
-        drawn=f"{messages} {name}, {len(ours)} seeds against {len(theirs)}",
-    )
+    said = f"{messages} {name}, {seeds_drawn(len(ours), len(theirs))}"
+    return sum_up(drawn, value, said)

@@ -32,8 +32,8 @@ NOUNS = {
 LABELS = {
     "train": "area brand city class client color country county family format genre guild"
     " kind label maker place region shape state style theme type",
-    "valid": "level owner port status zone",
-    "test": "branch category district host language material mode origin sector source",
+    "valid": "level owner port shift status",
+    "test": "branch category district host language material medium origin sector source",
 }
 NUMBERS = {
     "train": "age amount count cost day depth fee floor grade height hours length load"

@@ -67,13 +67,15 @@ def draw_widths(found: dict[float, dict[int, dict[str, Any]]]) -> None:
     for axes, part in zip(
         panels, ("chrF over greedy", "length over the reference")
     ):
-        for (penalty, rows), colour in zip(found.items(), COLOURS):
+        for place, (penalty, rows) in enumerate(found.items()):
             middle, low, high = np.array([row[part] for row in rows.values()]).T
+            aside = 1.06**place  # so that no bar hides another
+            beams = aside * np.array(list(rows))
             axes.errorbar(
-                list(rows),
+                beams,
                 middle,
                 [middle - low, high - middle],
-                color=colour,
+                color=COLOURS[place],
                 marker="o",
                 capsize=3,
                 label=f"length penalty {penalty}",

@@ -15,6 +15,7 @@ import tempfile
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -31,7 +32,13 @@ from transformers import (
     TrainerCallback,
 )
 
-from stages.title_model import Spelling
+from stages.title_model import (
+    Spelling,
+    keep_tokens,
+    load_t5_words,
+    load_title_model,
+    unknown_letters,
+)
 from stages.trainer_progress import TrainerProgress
 from stages.translation import Pair, restore
 
@@ -108,6 +115,21 @@ def t5_system(
         return spelling.read([kept[index] for index in ids.tolist()], pair)
 
     return System(model, spelling.vocabulary, ask, encode, tell)
+
+
+def t5_for(pairs: Sequence[Pair], folder: Path, prefix: str) -> System:
+    """The packaged T5, untrained, with a decoder for the tokens of these translations."""
+    words = load_t5_words(folder)
+    written = "".join(pair.target for pair in pairs)
+    letters = re.sub(r"<x\d>", "", written)
+    spelling = Spelling(words, unknown_letters(letters, words))
+    kept = {words.pad_token_id, words.eos_token_id, UNKNOWN}
+    for pair in pairs:
+        kept.update(spelling.ids(pair.target))
+    model = load_title_model(folder)
+    tokens = sorted(kept)
+    keep_tokens(model, torch.tensor(tokens))
+    return t5_system(model, spelling, tokens, prefix)
 
 
 @torch.no_grad()

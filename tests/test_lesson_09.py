@@ -300,4 +300,24 @@ def test_a_body_ends_at_the_margin(ground: dict[str, Any]) -> None:
     first_block = run("could-be", ground)["first_block"]
     head = "def f(x):\n"
     text = head + "    return x\n\n    # more\ndef g():\n    pass\n"
-    assert first_block(text, head) == head + "    return x\n\n    # more"
+    assert first_block(text, head) == head + "    return x\n\n    # more\n"
+
+
+@pytest.mark.parametrize(
+    "written, verdict",
+    [
+        # a line that was finished is judged, though the next one stands at the margin
+        ("what = = )\nis", (False, False)),
+        ("    return )\nx", (False, False)),
+        ("    return g(x)\nx", (True, True)),
+        # one that was never finished is not
+        ("what = = )", (True, False)),
+    ],
+)
+def test_a_finished_line_before_the_margin_is_judged(
+    ground: dict[str, Any], written: str, verdict: tuple[bool, bool]
+) -> None:
+    names = run("could-be", ground)
+    head = "def f(x):\n"
+    block = names["first_block"](head + written, head)
+    assert names["judge"](block) == verdict

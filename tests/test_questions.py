@@ -1,5 +1,7 @@
 """Questions about tables: no leak between splits, true answers, and a judge that holds."""
 
+import re
+
 import pytest
 
 from stages.questions import (
@@ -28,6 +30,13 @@ def test_the_query_of_each_question_is_right_and_returns_something(split, taught
     for question in questions(split, 100, 3, 1, taught):
         assert is_right(question, question.sql), question
         assert answer(question.schema, question.sql) is not None
+
+
+def test_no_word_of_another_split_can_be_invented_in_training():
+    invented = re.compile("([bdfgklmnprstvz][aeiou])+")
+    for words in (NOUNS, LABELS, NUMBERS):
+        held_out = f"{words['valid']} {words['test']}".split()
+        assert not [word for word in held_out if invented.fullmatch(word)]
 
 
 def test_no_keyword_of_sql_is_the_name_of_a_table_or_column():

@@ -170,3 +170,23 @@ def test_fp16_on_a_cpu_changes_nothing_and_bf16_does(tmp_path) -> None:
 def test_a_short_run_logs_no_loss(tmp_path) -> None:
     assert losses(trainer(tmp_path)) == []
     assert trainer(tmp_path).args.logging_steps == 500
+
+
+def test_two_cards_in_one_process_double_the_batch(tmp_path) -> None:
+    arguments = TrainingArguments(
+        tmp_path, per_device_train_batch_size=8, use_cpu=True
+    )
+    assert arguments.train_batch_size == 8
+    arguments._n_gpu = 2  # as a process sees a machine with two cards
+    assert arguments.train_batch_size == 16
+
+
+def test_the_trainer_drafts_a_card_of_the_model(tmp_path) -> None:
+    made = trainer(tmp_path, eval_strategy="steps", eval_steps=1)
+    made.train()
+    made.create_model_card(
+        model_name="my-model", language="en", license="apache-2.0"
+    )
+    card = (tmp_path / "README.md").read_text(encoding="utf-8")
+    assert "license: apache-2.0" in card and "# my-model" in card
+    assert "learning_rate" in card and "Validation Loss" in card

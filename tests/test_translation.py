@@ -5,6 +5,7 @@ from __future__ import annotations
 import random
 from collections import Counter
 from datetime import date
+from pathlib import Path
 
 import numpy as np
 import polib
@@ -14,6 +15,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from transformers import T5Config, T5ForConditionalGeneration
 
+from stages import translators
 from stages.dates import LETTERS, START, all_days, date_batch, in_words
 from stages.evaluation import gain_of_sums
 from stages.title_model import Spelling, keep_tokens, unknown_letters
@@ -33,7 +35,7 @@ from stages.translation import (
     state_of,
     tidy,
 )
-from stages.translators import in_batches, parse_line, t5_system
+from stages.translators import in_batches, parse_line, t5_for, t5_system
 from utils.errors import CourseError
 
 pieces = st.sampled_from(
@@ -178,7 +180,7 @@ def test_batches_hold_every_example_once_a_pass_and_similar_lengths_together():
 class Letters:
     """A vocabulary of single letters: `a` to `z`, 0 padding, 1 end, 2 unknown."""
 
-    unk_token_id = 2
+    pad_token_id, eos_token_id, unk_token_id = 0, 1, 2
     letters = "abcdefghijklmnopqrstuvwxyzX1 "
 
     def __call__(self, text):
@@ -209,6 +211,21 @@ def test_labels_and_answers_of_a_t5_speak_of_the_kept_tokens():
     assert labels == [4, 3, 6, 2, 2, 2, 1]  # what was not kept is unknown
     assert system.tell(torch.tensor(labels), pair("cms", "x")) == "bad"
     assert system.ask(pair("cms", "x")) == "ask: x"
+
+
+def test_a_t5_for_a_language_keeps_the_tokens_of_its_translations(monkeypatch):
+    cut = []
+    monkeypatch.setattr(translators, "load_t5_words", lambda folder: Letters())
+    monkeypatch.setattr(translators, "load_title_model", lambda folder: None)
+    monkeypatch.setattr(
+        translators, "keep_tokens", lambda model, kept: cut.extend(kept.tolist())
+    )
+    system = t5_for([pair("cms", "x", "<x1> bad")], Path("folder"), "ask: ")
+    wanted = Letters()("bad X1")["input_ids"]
+    assert cut == sorted({0, 2, *wanted})
+    message = pair("cms", "x", "bad")
+    labels = system.encode(message)["labels"]
+    assert system.tell(torch.tensor(labels), message) == "bad"
 
 
 def test_a_decoder_with_fewer_tokens_gives_the_same_scores_for_them():
@@ -276,7 +293,7 @@ def test_a_gain_of_sums_weighs_long_messages_and_knows_a_clear_case():
     found = gain_of_sums(share, [ours], [theirs])
     assert found.value == pytest.approx(9 / 11 - 5 / 11)
     assert found.low > 0.2 and found.p < 0.001
-    assert found.drawn == "80 messages, 1 seeds against 1"
+    assert found.drawn == "80 messages, 1 seed against 1"
 
 
 def test_a_gain_of_sums_that_one_seed_made_is_not_shown():

@@ -55,6 +55,8 @@ lesson.refuse(
             "range(0, len(inputs), size)", "range(0, len(inputs) - size + 1, size)"
         ),
         spoiled("total += loss.item()", "optimizer.step(); total += loss.item()"),
+        # whole batches at once
+        spoiled("range(0, len(inputs), size)", "range(0, size := len(inputs), size)"),
         # what the loop forgets
         spoiled("        optimizer.zero_grad()\n", ""),
         spoiled("        schedule.step()\n", ""),

@@ -113,5 +113,11 @@ lesson.refuse(
             right_verdict(before, after, beta)[0],
             "better",
         ),
+        lambda before, after, beta: (  # forgets the reference
+            right_verdict(before, after, beta)[0],
+            right_verdict((0, 0), after, beta)[1]
+            if after[0] <= after[1]
+            else right_verdict(before, after, beta)[1],
+        ),
     ],
 )

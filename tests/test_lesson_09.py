@@ -286,7 +286,7 @@ def test_longer_runs_are_shown_where_they_are_recorded(
         ("def f(x=g()):\n    return x\n", (True, False)),
         ("def f(x):\n    return )\n    y = g()", (False, False)),
         ("def f(x):\nreturn x\nz", (False, False)),
-        ("def f(x):\n", (True, False)),
+        ("def f(x):\n", (False, False)),
     ],
 )
 def test_the_parser_judges_all_lines_but_the_last(
@@ -310,8 +310,8 @@ def test_a_body_ends_at_the_margin(ground: dict[str, Any]) -> None:
         ("what = = )\nis", (False, False)),
         ("    return )\nx", (False, False)),
         ("    return g(x)\nx", (True, True)),
-        # one that was never finished is not
-        ("what = = )", (True, False)),
+        # a body that never ends a line shows nothing
+        ("what = = )", (False, False)),
     ],
 )
 def test_a_finished_line_before_the_margin_is_judged(

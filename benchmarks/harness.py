@@ -106,7 +106,9 @@ def main() -> None:
     record = {
         "how": "each task's own wording and scoring, on our sample as local files",
         "command": "python -m benchmarks.harness",
-        "commit": subprocess.check_output(commit, cwd=ROOT, text=True).strip(),
+        "commit": subprocess.check_output(
+            commit, cwd=ROOT, encoding="utf-8"
+        ).strip(),
         "versions": {name: version(name) for name in PACKAGES},
         "machine": f"{platform.system()} {platform.machine()}, no GPU, one thread",
         "python": platform.python_version(),

@@ -62,7 +62,8 @@ def test_a_hostile_program_stays_in_its_cage(hostile, sandbox, world):
     world.check(hostile, verdict)
     assert "a secret of the environment" not in verdict.output
     assert descendants(worker.process.pid) == below and len(below) == 1
-    assert len(os.listdir("/proc/self/fd")) == len(descriptors)
+    # Fewer there may be, when what an earlier test has left is collected meanwhile.
+    assert len(os.listdir("/proc/self/fd")) <= len(descriptors)
     assert only(sandbox) is worker, "the worker had to be replaced"
 
 

@@ -118,6 +118,15 @@ def descendants(pid: int) -> set[int]:
         found |= more
 
 
+def is_alive(pid: int) -> bool:
+    """Whether a process runs; one that has ended and waits for its parent does not."""
+    try:
+        text = Path(f"/proc/{pid}/stat").read_text()
+    except OSError:
+        return False
+    return text.rpartition(")")[2].split()[0] != "Z"
+
+
 @contextmanager
 def new_world() -> Iterator[World]:
     folder = Path(tempfile.mkdtemp(dir=PLACE))

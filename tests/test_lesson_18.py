@@ -149,3 +149,36 @@ def test_the_code_sample_comes_from_all_packages_and_without_licences() -> None:
     assert len(programs) == 41
     assert len({text.rpartition(" ")[2] for text in programs}) >= 7
     assert not any("licence" in text for text in programs)
+
+
+def test_where_the_hub_is_gpt_2_is_measured_on_wikitext(
+    names: dict[str, Any], model: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    text = " ".join(str(k % 37) for k in range(1500))
+    asked = []
+
+    def load_dataset(*arguments: str, **options: str) -> dict[str, list[str]]:
+        asked.append((arguments, options))
+        return {"text": [text, text]}
+
+    class Reader:
+        def __call__(self, text: str) -> dict[str, list[int]]:
+            return {"input_ids": [int(word) for word in text.split()]}
+
+    monkeypatch.setattr("datasets.load_dataset", load_dataset)
+    loaders = {
+        "AutoModelForCausalLM": SimpleNamespace(from_pretrained=lambda name: model),
+        "AutoTokenizer": SimpleNamespace(from_pretrained=lambda name: Reader()),
+    }
+    source = cell("18", "wikitext").replace(
+        'os.environ.get("COURSE_ASSETS") == "hub"', "False"
+    )
+    given = {**names, **loaders}
+    exec(source, given)
+    found = given["wikitext"]()
+    ids = Reader()(f"{text}\n\n{text}")["input_ids"][:2000]
+    for value, stride in zip(found, (1023, 512), strict=True):
+        nats = names["strided"](model, ids, 1024, stride)
+        assert value == pytest.approx(math.exp(nats.mean()), rel=1e-4)
+    wanted = ("Salesforce/wikitext", "wikitext-2-raw-v1")
+    assert asked == [(wanted, {"split": "test"})]

@@ -18,6 +18,7 @@ from typing import Any
 
 import numpy as np
 
+from utils.artifacts import hash_json
 from utils.errors import CourseError
 
 END = "<|endoftext|>"
@@ -181,6 +182,14 @@ def read_pattern(tokenizer: Any) -> str | None:
     if len(cuts) == 1 and isolated.items() <= cuts[0].items():
         return cuts[0]["pattern"].get("Regex")
     return None
+
+
+def hash_tokenizer(tokenizer: Any) -> str:
+    """A hash of all that decides the ids: not of padding, which a call to a tokenizer changes."""
+    state = json.loads(tokenizer.backend_tokenizer.to_str())
+    del state["padding"]
+    del state["truncation"]
+    return hash_json([state, tokenizer.eos_token_id])
 
 
 class BulkEncoder:

@@ -11,7 +11,6 @@ Several stores are read as one where `stages.mixture` says so.
 from __future__ import annotations
 
 import itertools
-import json
 import math
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
@@ -30,7 +29,8 @@ from stages.mixture import MIXTURE, read_mixture
 from stages.order import count_before, shuffle_epochs, take_turns
 from stages.order import permute as permute
 from stages.tokenizer import BulkEncoder
-from utils.artifacts import hash_json, write_json
+from stages.tokenizer import hash_tokenizer as hash_tokenizer
+from utils.artifacts import write_json
 from utils.errors import CourseError
 from utils.lesson import PUBLISHED_BY
 
@@ -65,14 +65,6 @@ class StoreHeader(BaseModel, strict=True, extra="forbid"):
     block: Size
     shard_blocks: Size
     splits: dict[str, SplitHeader]
-
-
-def hash_tokenizer(tokenizer: Any) -> str:
-    """A hash of all that decides the ids: not of padding, which a call to a tokenizer changes."""
-    state = json.loads(tokenizer.backend_tokenizer.to_str())
-    del state["padding"]
-    del state["truncation"]
-    return hash_json([state, tokenizer.eos_token_id])
 
 
 def write_store(

@@ -29,13 +29,16 @@ import yaml
 from lesson_cells import cells
 
 from stages import launch as launching
+from stages import notebook_launch
 from stages.launch import (
     free_port,
     launch,
-    launch_in_notebook,
     rank_device,
     require_world,
     start_method,
+)
+from stages.notebook_launch import (
+    launch_in_notebook,
     where_to_launch,
     why_not_notebook_launcher,
 )
@@ -362,7 +365,7 @@ def pretend(monkeypatch, untouched_accelerate) -> Iterator[Any]:
         monkeypatch.setattr(torch.cuda, "device_count", lambda: cards)
         monkeypatch.setattr(torch.cuda, "is_available", lambda: cards > 0)
         monkeypatch.setattr(launching, "list_gpus", lambda: [card] * cards)
-        monkeypatch.setattr(launching, "why_no_cuda", lambda: reason)
+        monkeypatch.setattr(notebook_launch, "why_no_cuda", lambda: reason)
         ipython = SimpleNamespace(get_ipython=lambda: shell)
         monkeypatch.setitem(sys.modules, "IPython", ipython)
         for name, value in more.items():

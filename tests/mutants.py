@@ -3,7 +3,8 @@
     python -m tests.mutants [COUNT]
 
 For each problem of HumanEval and MBPP, tokens are changed one at a time until the tests fail in a
-plain interpreter; that mutant must be refused, and the solution itself must pass.
+plain interpreter; that mutant must be refused, and the solution itself must pass. A run of all
+problems is written to `results/mutants.json`.
 """
 
 from __future__ import annotations
@@ -17,10 +18,15 @@ import tokenize
 from collections import Counter
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
+from datetime import UTC, datetime
 
+from course.checkout import clean_commit
 from stages.code_problems import Problem, human_eval, mbpp
 from stages.sandbox import Limits, Sandbox
 from stages.weak_cages import LIMITS
+from utils.artifacts import write_json
+from utils.errors import ROOT
+from utils.machine import machine_facts
 
 OTHERS = {
     "+": "-", "-": "+", "*": "+", "//": "*", "/": "*", "%": "//", "**": "*",
@@ -116,17 +122,33 @@ def judge_all(problems: list[Problem]) -> dict[str, list[str]]:
 
 
 def main(arguments: list[str]) -> int:
-    """Judge some or all problems; 1 if a mutant passed or a solution did not."""
+    """Judge some problems, or all and write it down; 1 if a mutant passed or a solution did not."""
     problems = human_eval() + mbpp()
+    made_from = ""
     if arguments:
         problems = random.Random(0).sample(problems, int(arguments[0]))
+    else:
+        made_from = clean_commit()
     start = time.perf_counter()
     results = judge_all(problems)
-    print(f"{len(problems)} problems, {time.perf_counter() - start:.0f} s")
+    seconds = round(time.perf_counter() - start)
+    print(f"{len(problems)} problems, {seconds} s")
     for what, names in results.items():
         print(f"{what}: {len(names)}")
         for name in names:
             print(f"  {name}")
+    if made_from:
+        record = {
+            "commit": made_from,
+            "date": datetime.now(UTC).strftime("%Y-%m-%d"),
+            "command": "python -m tests.mutants",
+            "machine": machine_facts(),
+            "seconds": seconds,
+            "solutions": len(problems),
+            "mutants": len(problems) - len(results["without a mutant"]),
+            **results,
+        }
+        write_json(ROOT / "results" / "mutants.json", record)
     return int(
         bool(results["refused though right"] or results["passed though wrong"])
     )

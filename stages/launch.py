@@ -5,6 +5,8 @@
 The processes of `launch` are forks of the kernel, which have its functions and data at once; where a fork
 cannot work they are spawned. Each finds its place in RANK, LOCAL_RANK and WORLD_SIZE, is a member
 of one process group, and leaves files: `0.out`, `0.log`, `0.stack`, `0.error`, `0.pt`.
+What a cell of a notebook starts, and on which devices, is decided in `stages/notebook_launch.py`,
+which takes these processes where accelerate's launcher would start one only.
 """
 
 from __future__ import annotations

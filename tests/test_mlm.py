@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from hypothesis import HealthCheck, given, settings
+from hypothesis import HealthCheck, example, given, settings
 from hypothesis import strategies as st
 from small_runs import run_program
 from tokenizers import Tokenizer
@@ -123,6 +123,7 @@ def test_whole_words_are_asked_as_one_and_not_more_often() -> None:
     st.floats(0, 1),
     st.booleans(),
 )
+@example([-1, -1, 4, 4, 7], 1.0, 1.0, 0.0, False)
 def test_any_masking_asks_only_words_and_knows_the_truth(
     words: list[int], share: float, hide: float, swap: float, whole: bool
 ) -> None:

@@ -107,7 +107,8 @@ class Recipe(Plan):
     # Shares of the steps.
     warmup: float = Field(0.02, ge=0, le=1)
     cooldown: float = Field(0.5, ge=0, le=1)
-    # "auto": what the machine that begins the run is faster with.
+    # "auto": what the machine that begins the run is faster with. With float32 NVIDIA cards since
+    # Ampere still round the factors of matrix products to ten bits (TF32).
     precision: Literal["auto", "float32", "bfloat16", "float16"] = "auto"
     attention: Literal["sdpa", "eager", "flash_attention_2"] = "sdpa"
     compile: bool = False
@@ -179,7 +180,10 @@ def build_model(recipe: Recipe, tokenizer: Any) -> Any:
             hint = nearest(name, names)
             raise CourseError(what, "model in the recipe", hint)
     end = tokenizer.eos_token_id
-    pad = end if tokenizer.pad_token_id is None else tokenizer.pad_token_id
+    pad = tokenizer.pad_token_id
+    if pad == end:
+        # What pads is looked up as zeros and never learned; an end token opens every document.
+        pad = None
     facts = {"bos_token_id": end, "eos_token_id": end, "pad_token_id": pad}
     facts["vocab_size"] = len(tokenizer)
     facts |= sizes

@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import json
 import os
+import secrets
 import signal
 from collections.abc import Callable, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
@@ -71,6 +72,8 @@ class Run:
             "precision": precision,
             "threads": choose_threads(recipe.threads).value,
             "micro": recipe.micro,
+            # What trackers call the run, as long as it goes on.
+            "name": f"{self.folder.name}-{secrets.token_hex(3)}",
         }
 
     @property
@@ -193,7 +196,9 @@ class Run:
         if not old or not progress:
             fix = "name a folder like pretraining/checkpoint-001000"
             raise CourseError("there is no checkpoint to start from", path, fix)
-        self.progress |= {**progress, "log_bytes": 0}
+        # Of its own it has the log and the name.
+        own = {"log_bytes": 0, "name": self.progress["name"]}
+        self.progress |= {**progress, **own}
         self.check_facts(old, tokens)
         return path
 

@@ -15,6 +15,7 @@ from typing import Any
 
 import torch
 
+from stages.chunked_loss import chunk_loss
 from stages.memory import fake_tensors
 from stages.recipe import Recipe, build_model, make_optimizers
 from stages.tokens import split_rows
@@ -89,6 +90,8 @@ def count_step(recipe: Recipe, words: int, block: int) -> StepBytes:
     """
     with fake_tensors() as live:
         model = build_model(recipe, Words(words)).train()
+        if recipe.loss_chunk:
+            chunk_loss(model, recipe.loss_chunk)
         optimizers = make_optimizers(model, recipe)
         peaks = []
         # The first step makes the optimizer's averages.

@@ -177,7 +177,7 @@ def begin(run: Run) -> Step:
     run.callbacks = [log, check, callbacks.evaluate, callbacks.write_samples]
     if recipe.hub and run.is_main:
         run.hub = callbacks.HubPush(recipe.hub)
-    run.accelerator.init_trackers("pretraining")
+    callbacks.start_trackers(run)
     choices = {name: run.progress[name] for name in ("precision", "threads")}
     run.log("start", **choices, processes=step.world)
     step.trained.train()

@@ -59,6 +59,19 @@ class Figures:
         return results
 
 
+def start_trackers(run: Any) -> None:
+    """Show trackers the recipe; a run that goes on draws its old line, without the steps taken again."""
+    name = run.progress["name"]
+    facts = run.recipe.model_dump(mode="json")
+    known = {"name": name, "config": facts, "resume": "allow"}
+    settings = {
+        "tensorboard": {"purge_step": run.step + 1},
+        "trackio": known,
+        "wandb": {**known, "id": name},
+    }
+    run.accelerator.init_trackers("pretraining", init_kwargs=settings)
+
+
 class DivergenceCheck:
     """Ends a run that is lost, and says what to do."""
 

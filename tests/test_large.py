@@ -320,7 +320,7 @@ def test_a_forecast_by_hand():
 
 
 @pytest.mark.parametrize("name,cards", [("gpt2-110m", 1), ("gpt2-1.5b", 8)])
-def test_the_page_says_what_the_plan_says_of_the_disk(name, cards):
+def test_the_page_says_what_the_plan_says_of_disk_and_memory(name, cards):
     recipe = large.load_recipe(name, False, {})
     source = large_figures.text_of("codeparrot-clean", recipe.vocabulary)
     known = large_figures.forecast(recipe, *source, FORECAST[2], cards)
@@ -329,6 +329,7 @@ def test_the_page_says_what_the_plan_says_of_the_disk(name, cards):
         line for line in page.splitlines() if line.startswith(f"| `{name}.toml`")
     ]
     assert f" {large_figures.spread(known.disk, 1e9)} GB " in line
+    assert f"| {known.memory / 1e9:.1f} GB at {recipe.micro} rows" in line
 
 
 def test_several_cards_are_started_by_accelerate():

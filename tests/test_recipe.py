@@ -213,6 +213,20 @@ def test_a_fresh_model_knows_nothing(
     assert abs(loss / math.log(len(tokenizer)) - 1) < 0.02
 
 
+@pytest.mark.parametrize("pad", [None, "<|endoftext|>"])
+def test_a_tokenizer_without_padding_costs_the_end_token_nothing(
+    tokenizer: Any, pad: str | None
+) -> None:
+    """As GPT-2's, or one that pads with its end token: that token is looked up and learned as others."""
+    tokenizer.pad_token = pad
+    model = build_model(Recipe(model=NANO), tokenizer)
+    end = tokenizer.eos_token_id
+    table = model.get_input_embeddings()
+    assert table.weight[end].norm() > 0.5 * table.weight.norm(dim=1).mean()
+    table(torch.tensor([end])).sum().backward()
+    assert table.weight.grad[end].abs().sum() > 0
+
+
 def test_weights_come_from_the_seed(tokenizer: Any) -> None:
     recipe = Recipe(model=NANO)
     one, same, other = (

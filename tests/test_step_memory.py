@@ -7,6 +7,7 @@ from typing import Any
 import pytest
 import torch
 
+from stages.chunked_loss import chunk_loss
 from stages.memory import fake_tensors, measure_peak
 from stages.planner import CONTEXT, Layout, Shape, memory_per_device
 from stages.recipe import Recipe, build_model, make_optimizers
@@ -111,6 +112,9 @@ RUNGS: dict[str, dict[str, Any]] = {
     "eager attention": {"attention": "eager"},
     "GELU in pieces": {"model": {"activation_function": "gelu_new"}},
     "wide": {"model": {"n_embd": 256}, "micro": 1},
+    "chunked loss": {"loss_chunk": 64},
+    "chunked loss in bfloat16": {"loss_chunk": 64, "precision": "bfloat16"},
+    "activations again": {"recompute": True},
 }
 WORDS = 2048
 BLOCK = 128
@@ -119,6 +123,8 @@ BLOCK = 128
 def real_steps(recipe: Recipe) -> None:
     """Two steps, with contents."""
     model = build_model(recipe, Words(WORDS)).train()
+    if recipe.loss_chunk:
+        chunk_loss(model, recipe.loss_chunk)
     optimizers = make_optimizers(model, recipe)
     for _ in range(2):
         for rows in torch.zeros(recipe.rows, BLOCK + 1, dtype=torch.long).split(
@@ -169,10 +175,10 @@ def test_no_mask_of_all_pairs_is_counted():
 # the large recipes --------------------------------------------------------------------------------
 
 
-def per_row(name: str, **model: Any) -> float:
+def per_row(name: str, micro: int = 1, chunk: Any = None, **model: Any) -> float:
     """Megabytes that a row of a large recipe adds."""
     recipe = Recipe.load(ROOT / "launch/recipes" / name)
-    recipe = recipe.change(model=model, micro=1)
+    recipe = recipe.change(model=model, micro=micro, loss_chunk=chunk)
     return count_step(recipe, 32_768, 1024).row / 1e6
 
 
@@ -194,3 +200,12 @@ def test_a_row_of_the_billion_recipe():
     assert per_row(
         "gpt2-1.5b.toml", activation_function="gelu_pytorch_tanh"
     ) == pytest.approx(3249.4, rel=0.001)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("name", "megabytes"), [("gpt2-110m.toml", 346.8), ("gpt2-1.5b.toml", 2850.0)]
+)
+def test_the_chunked_loss_lowers_a_row(name: str, megabytes: float) -> None:
+    """With more rows at once than a chunk holds, as on a card: what is left are layers."""
+    assert per_row(name, micro=8, chunk=4096) == pytest.approx(megabytes, rel=0.001)

@@ -48,3 +48,15 @@ def test_a_function_fits_on_a_screen(package):
     assert sizes[len(sizes) // 2][0] <= 13
     assert sizes[int(0.9 * len(sizes))][0] <= 35
     assert sizes[-1][0] <= 60, f"{sizes[-1][1]} has {sizes[-1][0]} lines"
+
+
+# What trains, plans and makes the data of a large run.
+ENGINE = "training run step training_callbacks recipe checkpoints sharding chunked_loss read_ahead"
+ENGINE += " tokens order mixture step_memory planner machines published_runs memory launch"
+ENGINE += " notebook_launch large large_data large_figures data_job"
+
+
+@pytest.mark.parametrize("name", ENGINE.split())
+def test_a_file_of_the_engine_is_read_in_one_sitting(name):
+    text = (ROOT / "stages" / f"{name}.py").read_text(encoding="utf-8")
+    assert len(text.splitlines()) <= 400

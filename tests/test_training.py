@@ -1122,6 +1122,61 @@ def test_tensorboard_holds_the_same_figures(recipe: Recipe) -> None:
     assert found == pytest.approx(wanted, rel=1e-6)
 
 
+def read_scalars(recipe: Recipe, name: str) -> list[Any]:
+    """What TensorBoard would draw of a run."""
+    from tensorboard.backend.event_processing.event_accumulator import (
+        EventAccumulator,
+    )
+
+    place = recipe.place("folder") / "pretraining"
+    return EventAccumulator(str(place)).Reload().Scalars(name)
+
+
+def test_tensorboard_draws_each_step_of_a_resumed_run_once(
+    recipe: Recipe, calm: Recipe, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    reset_accelerate()
+    drawn = recipe.change(log_to=["tensorboard"])
+
+    def flush_and_die(step: Step) -> None:
+        step.accelerator.trackers[0].writer.flush()
+        die()
+
+    with monkeypatch.context() as patch, pytest.raises(Killed):
+        at_step(patch, 6, flush_and_die)
+        pretrain(drawn)
+    assert [one.step for one in read_scalars(drawn, "step/loss")][-1] == 6
+    pretrain(drawn)
+    found = {one.step: one.value for one in read_scalars(drawn, "step/loss")}
+    assert list(found) == list(range(1, 13))
+    assert found == pytest.approx(losses(calm), rel=1e-6)
+    assert len(read_scalars(drawn, "step/loss")) == 12
+
+
+def test_other_trackers_are_told_the_recipe_and_a_name_that_stays(
+    recipe: Recipe, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Neither is installed here: what they would be given."""
+    told = []
+
+    def note(accelerator: Any, project: str, init_kwargs: dict[str, Any]) -> None:
+        told.append(init_kwargs)
+
+    monkeypatch.setattr(training.Accelerator, "init_trackers", note)
+    with monkeypatch.context() as patch, pytest.raises(Killed):
+        at_step(patch, 6, die)
+        pretrain(recipe)
+    pretrain(recipe)
+    branch = {"folder": recipe.folder + "-branch", "steps": 12}
+    start = recipe.place("folder") / "checkpoint-000008"
+    pretrain(recipe.change(**branch, start_from=str(start)))
+    first, second, third = (one["wandb"] for one in told)
+    assert first["config"] == recipe.model_dump(mode="json")
+    assert first["id"] == second["id"] != third["id"]
+    assert second["resume"] == "allow"
+    assert told[1]["trackio"]["name"] == first["name"]
+
+
 def test_a_recorded_run_says_what_made_it(calm: Recipe, tmp_path: Path) -> None:
     from benchmarks.record import record
 

@@ -13,6 +13,8 @@ from stages.sandbox import Sandbox, Verdict
 from utils.errors import CourseError
 
 Texts = Sequence[Sequence[str]]
+# To start a worker costs about as much as to judge so many small programs.
+WORTH_A_WORKER = 8
 
 
 def judge_all(
@@ -26,13 +28,22 @@ def judge_all(
         programs = map(one.program, texts)
         jobs.append([(program, one.tests) for program in programs])
     distinct = list(dict.fromkeys(chain(*jobs)))
-    with Sandbox(workers) as sandbox:
+    with Sandbox(workers_for(len(distinct), workers)) as sandbox:
         judged = sandbox.judge(distinct)
     verdicts = dict(zip(distinct, judged))
     rows = []
     for row in jobs:
         rows.append([verdicts[job] for job in row])
     return rows
+
+
+def workers_for(programs: int, most: int) -> int:
+    """How many workers a number of programs is worth, at least one.
+
+    >>> workers_for(5, most=2), workers_for(500, most=2)
+    (1, 2)
+    """
+    return max(1, min(most, programs // WORTH_A_WORKER))
 
 
 def results_of(
@@ -47,7 +58,7 @@ def results_of(
         programs = map(one.program, texts)
         jobs.append([(program, calls) for program in programs])
     distinct = list(dict.fromkeys(chain(*jobs)))
-    with Sandbox(workers) as sandbox:
+    with Sandbox(workers_for(len(distinct), workers)) as sandbox:
         ran = sandbox.run(distinct)
     results = {}
     for job, verdict in zip(distinct, ran):

@@ -142,7 +142,7 @@ def test_the_expressions_see_where_a_number_ends() -> None:
 def test_the_code_sample_comes_from_all_packages_and_without_licences() -> None:
     pages = [f"# licence\n{'a_line = 1  ' * 60}from {k // 50}" for k in range(500)]
     _, _, drawing = cell("18", "texts").partition("bodies = ")
-    names = {"pages": pages, "documents": 41}
+    names = {"pages": pages, "documents": 41, "most": 1000}
     source = f"import random\nfrom stages.corpus import body\nbodies = {drawing}"
     exec(source, names)
     programs = names["programs"]

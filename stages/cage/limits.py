@@ -1,4 +1,9 @@
-"""What a program may use, and the verdict on it."""
+"""What a program may use, and the verdict on it.
+
+The kernel counts for each process and each user, and no control group is made: what a cage can take
+is bounded without one (processes times memory, and the scratch folder, as no other memory that
+outlives a process can be had), and a group would be left over where the judge itself is killed.
+"""
 
 from __future__ import annotations
 

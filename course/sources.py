@@ -165,8 +165,14 @@ def tables() -> dict[str, list[dict[str, str]]]:
 
 
 def our_cell(row: Row, notebook: Notebook) -> str:
-    """Our side as it stands in a table: code where it is an output, words where it is words."""
-    text = ours(row, notebook)
+    """Our side as it stands in a table: code where it is an output, words where it is words.
+
+    A lesson whose outputs a reader has cleared stops nothing; the tests ask for every row.
+    """
+    try:
+        text = ours(row, notebook)
+    except CourseError:
+        return "not recorded yet"
     if row.read:
         return code(text)
     return plain(text)

@@ -403,3 +403,8 @@ def unused_pipe() -> str:
     """The only line of `complete_code(pipe, …)` that asks a model."""
     used = "pipe" in quoted("unused_pipe")
     return f"the argument pipe is {'' if used else 'not '}used"
+
+
+def best_model_dir() -> str:
+    expression = quoted("best_model_dir").partition(" = ")[2]
+    return eval(expression, {"model_args": SimpleNamespace(output_dir="outputs/")})

@@ -130,6 +130,12 @@ def test_what_the_cell_lacks_is_an_error(changes: dict[str, str]) -> None:
         sources.ours(row(**changes), NOTEBOOK)
 
 
+def test_a_lesson_without_outputs_stops_nothing() -> None:
+    cleared = {"cells": [{**NOTEBOOK["cells"][0], "outputs": []}]}
+    assert sources.our_cell(row(figure="length"), cleared) == "not recorded yet"
+    assert sources.our_cell(row(figure="length"), NOTEBOOK) == "length: 3 cm"
+
+
 def test_a_misspelt_verdict_is_an_error() -> None:
     with pytest.raises(ValidationError):
         row(verdict="rihgt")

@@ -1,5 +1,8 @@
 """The course in other places: `python -m course elsewhere oldest | locked | newest | colab`.
 
+`python -m course elsewhere simpletransformers` only builds: the environment of a library that the course
+does not install, for the lesson that tries it.
+
 Each place is an environment of its own in `build/elsewhere`. In the first three the unit tests and the
 lessons run from this checkout. `colab` is built from the list that Google publishes of its image; there
 each lesson starts in an empty folder and a fresh image, from its own badge, as a reader meets it; the unit
@@ -30,7 +33,7 @@ from course import bootstrap, publish, runner, verdicts
 from course.checkout import clean_commit
 from course.notebooks import select
 from utils import artifacts
-from utils.errors import ROOT, CourseError, build_folder
+from utils.errors import ROOT, CourseError, build_folder, short_path
 from utils.profiles import PROFILES
 
 PLACES = {
@@ -39,6 +42,8 @@ PLACES = {
     "newest": "the newest of everything, ranges set aside",
     "colab": "Colab's packages; each lesson from its badge, in an empty folder",
 }
+# Environments of one lesson each, in which the course does not run: what pip is asked for.
+GUESTS = {"simpletransformers": ["simpletransformers", "torch"]}
 IMAGE_LIST = "https://raw.githubusercontent.com/googlecolab/backend-info/main/"
 # What a build of torch for GPUs brings, in the releases that it alone knows.
 CUDA = re.compile(r"(nvidia-(?!ml-py)|cuda-|triton)")
@@ -77,6 +82,8 @@ def call(*command: object, **options: Any) -> None:
 
 def wanted_in(place: str) -> list[str]:
     """What pip is asked for when a place is built."""
+    if place in GUESTS:
+        return GUESTS[place]
     if place == "colab":
         text = list_of(place).read_text(encoding="utf-8")
         names = re.findall(r"(?m)^[\w.-]+", text)
@@ -106,7 +113,8 @@ def build(place: str) -> Path:
     if stamp.exists() and stamp.read_text(encoding="utf-8") == mark:
         return python
     shutil.rmtree(folder / "image", ignore_errors=True)
-    print(f"{place}: {PLACES[place]}; installing into {folder}", flush=True)
+    about = PLACES.get(place, "an environment of one lesson")
+    print(f"{place}: {about}; installing into {folder}", flush=True)
     call(find_python(place), "-m", "venv", folder / "image")
     list_here = folder / "image" / "constraints.txt"
     list_here.write_text("\n".join(pins), encoding="utf-8")
@@ -372,11 +380,15 @@ def run(names: list[str], only: str | None, renew: bool) -> list[tuple[Path, str
     """Run the course in the places named; what was wrong, by lesson."""
     problems = []
     for place in names or list(PLACES):
-        if place not in PLACES:
+        if place not in PLACES and place not in GUESTS:
             what = f"there is no place {place!r}"
-            raise CourseError(what, fix=f"choose one of {', '.join(PLACES)}")
+            known = ", ".join([*PLACES, *GUESTS])
+            raise CourseError(what, fix=f"choose one of {known}")
         if renew:
             renew_list(place)
+        if place in GUESTS:
+            print(f"{place}: {short_path(build(place))}")
+            continue
         facts = run_colab(only) if place == "colab" else run_checkout(place, only)
         record(place, facts)
         if facts.get("red"):
@@ -400,6 +412,10 @@ def renew_list(place: str) -> None:
         today = datetime.date.today()
         about = f"# The packages of Colab's CPU image, {named}, as Google publishes them"
         about += f": googlecolab/backend-info, {today}."
+    elif place in GUESTS:
+        lines = frozen(place)
+        about = f"# {' and '.join(GUESTS[place])} with what they bring, as near to"
+        about += " constraints/locked.txt as they allow; Python 3.11"
     else:
         raise CourseError(f"the list of {place!r} is not renewed by this command")
     command = f"# python -m course elsewhere {place} --renew"
@@ -431,6 +447,15 @@ def pins_of(freeze: str) -> list[str]:
         elif version:
             pins.append(f"{name}=={version[1]}")
     return pins
+
+
+def frozen(place: str) -> list[str]:
+    """What pip installs for a guest beside the releases of the locked list."""
+    shutil.copy(list_of("locked"), list_of(place))
+    freeze = [build(place), "-m", "pip", "freeze"]
+    done = subprocess.run(freeze, capture_output=True, text=True, check=True)
+    pins = [pin.partition("+")[0] for pin in pins_of(done.stdout)]
+    return [pin for pin in pins if not CUDA.match(pin)]
 
 
 def lowest() -> list[str]:

@@ -1,4 +1,4 @@
-"""Writes what is generated: headers, set-up cells, footers, the README's table, the address.
+"""Writes what is generated: headers, set-up cells, footers, the README's tables, the sources' page.
 
 Everything comes from the notebook's own metadata, its own calls, the recorded runs in `results/`,
 and the address in `pyproject.toml`, so that one `sync` after a change brings all of it up to date.
@@ -8,16 +8,19 @@ from __future__ import annotations
 
 import math
 import re
+from collections import Counter
 from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
 import jinja2
 
+from course import sources
 from course.fetch import taken_by
 from course.notebooks import (
     Notebook,
     calls,
+    edited,
     inputs,
     read,
     readable,
@@ -156,6 +159,10 @@ def sync(write_it: bool = True) -> list[Path]:
     for first, second in pairwise(lessons):
         first["after"] = second
         second["before"] = first
+    for number, rows in sources.tables().items():
+        for facts in lessons:
+            if facts["number"] == number:
+                facts["said"] = rows
     changed = []
     for path, facts in zip(paths, lessons):
         notebook = read(path)
@@ -171,10 +178,37 @@ def sync(write_it: bool = True) -> list[Path]:
         changed.append(readme)
         if write_it:
             readme.write_text(filled, encoding="utf-8", newline="\n")
+    changed += write_sources(lessons, write_it)
     for path in change_address(write_it):
         if path not in changed:
             changed.append(path)
     return changed
+
+
+def write_sources(lessons: list[Facts], write_it: bool) -> list[Path]:
+    """Write the page of what the sources say; itself, where it changed or would.
+
+    A reader's own run of a lesson gives other outputs, and these are not the record, so they do not
+    make the page stale.
+    """
+    page = ROOT / "docs" / "sources.md"
+    said = [facts for facts in lessons if facts.get("said")]
+    if not said:
+        return []
+    verdicts = Counter(row["verdict"] for facts in said for row in facts["said"])
+    counts = ", ".join(f"{n} {verdict}" for verdict, n in verdicts.most_common())
+    total = f"Of {verdicts.total()} rows: {counts}."
+    texts = sources.load().source.values()
+    template = TEMPLATES.get_template("sources.j2")
+    text = template.render(lessons=said, texts=texts, counts=total, page=True)
+    text = text.strip() + "\n"
+    if page.exists() and page.read_text(encoding="utf-8") == text:
+        return []
+    if write_it:
+        page.write_text(text, encoding="utf-8", newline="\n")
+    elif any(edited(ROOT / "notebooks" / facts["file"]) for facts in said):
+        return []
+    return [page]
 
 
 def addresses(repository: str) -> list[str]:

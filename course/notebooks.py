@@ -30,7 +30,7 @@ def select(only: str | None = None) -> list[Path]:
         return paths
     chosen = set()
     for part in only.split(","):
-        span = [number.zfill(2) for number in part.split("-")]
+        span = [number.zfill(2).upper() for number in part.split("-")]
         chosen |= {path for path in paths if span[0] <= path.name[:2] <= span[-1]}
     if not chosen:
         known = ", ".join(path.name[:2] for path in paths)

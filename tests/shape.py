@@ -182,7 +182,7 @@ def exercises(notebook: NotebookNode) -> Iterator[str]:
         yield "exercises are not starter, check, solution, each time"
     number = "".join(
         re.findall(
-            r'Lesson\("(\d\d)"', "".join(c.source for c in code_cells(notebook))
+            r'Lesson\("(\d\d|A\d)"', "".join(c.source for c in code_cells(notebook))
         )[:1]
     )
     prose = "".join(

@@ -31,6 +31,7 @@ HELP = """what to do:
   sync     write headers, set-up cells, footers and the README's table
   keep     make the last run the record: results/, and at laptop the committed outputs
   elsewhere  run tests and lessons in other environments: oldest, locked, newest, colab
+  site     build the pages: build/site, from the committed lessons, nothing executed
   publish  write the copies of the lessons that Colab and Kaggle open into build/publish
   test, style, bench, faults, release-check, clean: what `make` says of them"""
 Problems = list[tuple[Path, str]]
@@ -52,6 +53,8 @@ def parse(arguments: list[str] | None) -> Namespace:
     add("--renew", action="store_true", help="write the list of a place anew")
     add("--torch", help="set-up: the build of PyTorch, cpu, cuda or auto")
     add("--tests", action="store_true", help="set-up: the test tools, too")
+    add("--site", action="store_true", help="set-up: what builds the pages, too")
+    add("--serve", action="store_true", help="site: show it, too, on this machine")
     add("-p", dest="dials", action="append", default=[], metavar="NAME=VALUE")
     options = parser.parse_intermixed_args(arguments)
     if options.names and options.action not in ("fetch", "elsewhere"):
@@ -205,7 +208,10 @@ def publish(options: Namespace, profile: Profile) -> Problems:
 
 def make(options: Namespace) -> int:
     """Set up; says so where there is nothing to do."""
-    if not setup.run(options.torch, options.tests):
+    done = setup.run(options.torch, options.tests)
+    if options.site:
+        done = setup.install_site_tools() or done
+    if not done:
         print("set up already")
     return 0
 
@@ -239,6 +245,16 @@ def work(options: Namespace) -> int:
     return work.run()
 
 
+def site(options: Namespace) -> int:
+    """Build the pages, and show them on request."""
+    from course.site import build
+
+    folder = build.build()
+    if options.serve:
+        build.serve(folder)
+    return 0
+
+
 def chore(options: Namespace) -> int:
     """What a maintainer does besides."""
     from course import chores
@@ -247,6 +263,7 @@ def chore(options: Namespace) -> int:
 
 
 EARLY = {"setup": make, "doctor": examine, "fetch": fetch, "lab": lab, "work": work}
+EARLY["site"] = site
 ACTIONS = {"run": run, "check": check, "report": report, "sync": sync, "keep": keep}
 ACTIONS |= {"elsewhere": elsewhere, "publish": publish}
 CHORES = dict.fromkeys(

@@ -117,6 +117,10 @@ def images(notebook: NotebookNode) -> Iterator[str]:
                     kind, {}
                 ).get("alt"):
                     yield "a plot without alt text: use show_figure(figure, alt=…)"
+            shown = "".join(output.get("data", {}).get("text/html", ""))
+            for tag in re.findall(r"<img\b[^>]*>", shown):
+                if not re.search(r'\balt="[^"]+"', tag):
+                    yield "a picture without alt text: use show_figure(figure, alt=…)"
 
 
 def outputs(notebook: NotebookNode) -> Iterator[str]:

@@ -31,6 +31,7 @@ HELP = """what to do:
   sync     write headers, set-up cells, footers and the README's table
   keep     make the last run the record: results/, and at laptop the committed outputs
   elsewhere  run tests and lessons in other environments: oldest, locked, newest, colab
+  student  write lessons without their solutions into a folder: course student FOLDER
   site     build the pages: build/site, from the committed lessons, nothing executed
   publish  write the copies of the lessons that Colab and Kaggle open into build/publish
   test, style, bench, faults, release-check, clean: what `make` says of them"""
@@ -57,7 +58,9 @@ def parse(arguments: list[str] | None) -> Namespace:
     add("--serve", action="store_true", help="site: show it, too, on this machine")
     add("-p", dest="dials", action="append", default=[], metavar="NAME=VALUE")
     options = parser.parse_intermixed_args(arguments)
-    if options.names and options.action not in ("fetch", "elsewhere"):
+    if options.action == "student" and len(options.names) != 1:
+        parser.error("name one folder: course student FOLDER")
+    if options.names and options.action not in ("fetch", "elsewhere", "student"):
         parser.error("choose lessons with --only")
     return options
 
@@ -245,6 +248,16 @@ def work(options: Namespace) -> int:
     return work.run()
 
 
+def student(options: Namespace) -> int:
+    """Write the lessons for a class."""
+    from course.publish import student
+
+    folder = Path(options.names[0])
+    copies = student(folder, select(options.only))
+    print(f"{len(copies)} lessons without solutions: {short_path(folder)}")
+    return 0
+
+
 def site(options: Namespace) -> int:
     """Build the pages, and show them on request."""
     from course.site import build
@@ -263,7 +276,7 @@ def chore(options: Namespace) -> int:
 
 
 EARLY = {"setup": make, "doctor": examine, "fetch": fetch, "lab": lab, "work": work}
-EARLY["site"] = site
+EARLY |= {"site": site, "student": student}
 ACTIONS = {"run": run, "check": check, "report": report, "sync": sync, "keep": keep}
 ACTIONS |= {"elsewhere": elsewhere, "publish": publish}
 CHORES = dict.fromkeys(

@@ -41,7 +41,9 @@ def lines(cell: NotebookNode) -> list[str]:
 
 
 def words(notebook: NotebookNode) -> int:
-    prose = " ".join(c.source for c in notebook.cells if c.cell_type == "markdown")
+    # The questions at the end have a source of their own.
+    cells = [c for c in notebook.cells if "footer" not in tags(c)]
+    prose = " ".join(c.source for c in cells if c.cell_type == "markdown")
     return len(re.sub(r"<[^>]+>|`[^`]*`|!?\[[^]]*\]\([^)]*\)", " ", prose).split())
 
 

@@ -22,7 +22,11 @@ def output(**data):
 @pytest.mark.parametrize(
     "target, folder, wanted",
     [
-        ("03_building_a_corpus.ipynb#x", "notebooks", "03_building_a_corpus.ipynb#x"),
+        (
+            "03_building_a_corpus.ipynb#x",
+            "notebooks",
+            "03_building_a_corpus.ipynb#x",
+        ),
         ("../README.md#lessons", "notebooks", "../README.md#lessons"),
         ("images/00_map.svg", "notebooks", "images/00_map.svg"),
         ("../utils/show.py", "notebooks", "../api/utils.show.md"),
@@ -68,19 +72,30 @@ def test_a_record_is_no_data_of_a_page(tmp_path):
     small = '<small style="opacity:0.6">a figure: 3</small>'
     made = output(**{"text/html": small, lessons.RECORD: {"value": 3}})
     shown = lessons.plain(made, tmp_path / "x.png")
-    assert shown["data"] == {"text/html": '<small class="record">a figure: 3</small>'}
+    assert shown["data"] == {
+        "text/html": '<small class="record">a figure: 3</small>'
+    }
 
 
 def test_a_solution_is_folded_and_a_header_says_where_to_run(tmp_path):
     path = sorted((ROOT / "notebooks").glob("05_*.ipynb"))[0]
     page = lessons.page_of(path, tmp_path)
     text = json.dumps(page)
-    solutions = [c for c in page["cells"] if "solution" in c["metadata"].get("tags", [])]
+    solutions = [
+        c for c in page["cells"] if "solution" in c["metadata"].get("tags", [])
+    ]
     assert len(solutions) >= 4
     for cell in solutions:
         assert "hide-cell" in cell["metadata"]["tags"]
-        assert cell["metadata"]["mystnb"]["code_prompt_show"].startswith("Solution 05.")
-    for place in ("colab.research", "kaggle.com", "mybinder.org", "README.md#begin"):
+        assert cell["metadata"]["mystnb"]["code_prompt_show"].startswith(
+            "Solution 05."
+        )
+    for place in (
+        "colab.research",
+        "kaggle.com",
+        "mybinder.org",
+        "README.md#begin",
+    ):
         assert place in text
     assert "image/png" not in text and lessons.RECORD not in text
     assert "[all lessons](" not in text
@@ -113,7 +128,9 @@ def test_a_term_is_found_as_a_word(name, text, wanted):
 
 
 def test_the_page_of_the_glossary_names_the_lessons():
-    page = pages.glossary_page({"05_tokenizers_up_close": "each token is", "09_x": "nothing"})
+    page = pages.glossary_page(
+        {"05_tokenizers_up_close": "each token is", "09_x": "nothing"}
+    )
     assert "token\n  a piece of text" in page
     assert "In lesson [05](../notebooks/05_tokenizers_up_close.ipynb)." in page
     assert "09_x" not in page
@@ -124,9 +141,14 @@ def test_the_page_of_the_glossary_names_the_lessons():
 
 def test_a_module_page_has_signatures_examples_and_nothing_private():
     page = modules.page_of(ROOT / "utils" / "show.py")
-    assert "def show_table(rows: Iterable[dict[str, Any]], align: str='') -> None" in page
+    assert (
+        "def show_table(rows: Iterable[dict[str, Any]], align: str='') -> None"
+        in page
+    )
     assert "```python\n>>> format_bytes" in page
-    module = ast.parse("def _a(): pass\ndef b(): '''B *c*.'''\nclass B: pass\nclass b2: pass")
+    module = ast.parse(
+        "def _a(): pass\ndef b(): '''B *c*.'''\nclass B: pass\nclass b2: pass"
+    )
     assert [node.name for node in modules.public(module.body)] == ["b", "B", "b2"]
 
 

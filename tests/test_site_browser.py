@@ -83,7 +83,9 @@ def read(path: Path) -> Page:
 def target_of(page: Path, link: str) -> tuple[Path, str]:
     name, _, anchor = link.partition("#")
     name = unquote(name.partition("?")[0])
-    return (page.parent / name).resolve() if name else page.resolve(), unquote(anchor)
+    return (page.parent / name).resolve() if name else page.resolve(), unquote(
+        anchor
+    )
 
 
 def inner(links: list[str]) -> list[str]:
@@ -99,7 +101,11 @@ def test_every_link_and_anchor_leads_somewhere():
             target, anchor = target_of(page, link)
             if not target.is_file():
                 dead.append((page.name, link))
-            elif anchor and target.suffix == ".html" and anchor not in read(target).ids:
+            elif (
+                anchor
+                and target.suffix == ".html"
+                and anchor not in read(target).ids
+            ):
                 dead.append((page.name, link))
     assert count > 5_000
     assert dead == []
@@ -115,10 +121,14 @@ def test_every_picture_and_style_is_there_and_every_picture_has_its_text():
 
 
 def test_no_file_of_the_site_asks_another_host():
-    asks = re.compile(r"(?:@import|url\(|fetch\(|importScripts\()\s*['\"]?(?:https?:)?//")
+    asks = re.compile(
+        r"(?:@import|url\(|fetch\(|importScripts\()\s*['\"]?(?:https?:)?//"
+    )
     for path in [*SITE.rglob("*.css"), *SITE.rglob("*.js"), *pages()]:
         if path.name != "index.js":  # the words of the pages, no program
-            text = re.sub(r"<pre>.*?</pre>", "", path.read_text("utf-8"), flags=re.S)
+            text = re.sub(
+                r"<pre>.*?</pre>", "", path.read_text("utf-8"), flags=re.S
+            )
             assert not asks.search(text), path
 
 
@@ -137,7 +147,9 @@ def test_every_lesson_is_there_with_its_figures_solutions_and_formulas():
     from course.notebooks import cells, read as read_notebook, select, source
 
     for path in select():
-        page = (SITE / "notebooks" / f"{path.stem}.html").read_text(encoding="utf-8")
+        page = (SITE / "notebooks" / f"{path.stem}.html").read_text(
+            encoding="utf-8"
+        )
         notebook = read_notebook(path)
         plots = [
             output
@@ -152,7 +164,9 @@ def test_every_lesson_is_there_with_its_figures_solutions_and_formulas():
         if "$$" in formulas:
             assert "<math" in page
         assert page.count("Solution " + path.name[:2]) >= 3, path.name
-        assert "$$" not in re.sub(r"<pre>.*?</pre>|<code.*?</code>", "", page, flags=re.S)
+        assert "$$" not in re.sub(
+            r"<pre>.*?</pre>|<code.*?</code>", "", page, flags=re.S
+        )
 
 
 # in a browser -----------------------------------------------------------------------------------
@@ -208,8 +222,11 @@ DONE = "return document.body.dataset.searched === arguments[0]"
 
 def look_for(browser, term: str) -> list[str]:
     """The first five places that the search page shows for a term."""
-    browser.run("document.getElementById('q').value = arguments[0];"
-                "document.getElementById('q').dispatchEvent(new Event('input'))", term)
+    browser.run(
+        "document.getElementById('q').value = arguments[0];"
+        "document.getElementById('q').dispatchEvent(new Event('input'))",
+        term,
+    )
     for _ in range(100):
         if browser.run(DONE, term):
             break
@@ -246,18 +263,33 @@ def test_a_place_that_was_found_is_shown(browser):
 
 # What a reader wants, the steps from the first page, and what she must then see.
 TASKS = {
-    "what does gather_for_metrics do": [("search", "gather_for_metrics"), ("hit", "14_|10_")],
+    "what does gather_for_metrics do": [
+        ("search", "gather_for_metrics"),
+        ("hit", "14_|10_"),
+    ],
     "which lesson fits a T4": [("link", "what fits my machine"), ("see", "T4")],
-    "why is my first loss ln V": [("search", "first loss ln V"), ("hit", "0[289]_")],
+    "why is my first loss ln V": [
+        ("search", "first loss ln V"),
+        ("hit", "0[289]_"),
+    ],
     "what is HSDP": [("search", "what is HSDP"), ("hit", "11_")],
-    "how do I begin on my machine": [("link", "Begin on your machine"), ("see", "make lab")],
+    "how do I begin on my machine": [
+        ("link", "Begin on your machine"),
+        ("see", "make lab"),
+    ],
     "open lesson 09 in Colab": [("link", "09 ·"), ("see", "Run this lesson")],
-    "the meaning of perplexity": [("link", "glossary"), ("see", "e to the power of the mean loss")],
+    "the meaning of perplexity": [
+        ("link", "glossary"),
+        ("see", "e to the power of the mean loss"),
+    ],
     "a message that says the kernel is wrong": [
         ("link", "a message that went wrong"),
         ("see", "lacks"),
     ],
-    "the arguments of show_figure": [("search", "show_figure"), ("hit", "utils.show")],
+    "the arguments of show_figure": [
+        ("search", "show_figure"),
+        ("hit", "utils.show"),
+    ],
     "cite the course": [("link", "cite the course"), ("see", "CITATION.cff")],
 }
 
@@ -307,7 +339,9 @@ def test_nothing_but_files_of_the_site_is_asked_for(browser):
         assert browser.run(broken) == 0, page.name
     asked = browser.requests()
     assert len(asked) > len(pages())
-    assert [place for place in asked if not place.startswith((SITE.as_uri(), "data:"))] == []
+    assert [
+        place for place in asked if not place.startswith((SITE.as_uri(), "data:"))
+    ] == []
 
 
 @in_browser

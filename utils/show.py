@@ -151,7 +151,9 @@ def show_figure(figure: Any, alt: str) -> None:
     figure.savefig(image, format="png", **look)
     plt.close(figure)
     content = base64.b64encode(image.getvalue()).decode("ascii")
-    picture = f'<img alt="{html.escape(alt)}" src="data:image/png;base64,{content}">'
+    picture = (
+        f'<img alt="{html.escape(alt)}" src="data:image/png;base64,{content}">'
+    )
     data = {"text/html": picture, "text/plain": f"[figure: {alt}]"}
     display(data, raw=True)
 

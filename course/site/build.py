@@ -36,6 +36,13 @@ NOT_NEEDED += [
 NOT_NEEDED += ["_static/debug.css", "_static/styles/*.map"]
 
 
+# What a screen reader would stumble on: all solutions of one name, headings without a level.
+MENDED = {
+    ' aria-label="Toggle hidden content"': "",
+    'class="caption" role="heading"': 'class="caption" role="heading" aria-level="2"',
+}
+
+
 def prepare(folder: Path) -> None:
     """Write what Sphinx reads; it has the shape of the checkout, so that links hold."""
     shutil.rmtree(folder, ignore_errors=True)
@@ -84,13 +91,14 @@ def call_sphinx(source_folder: Path, target: Path) -> None:
 
 
 def tidy(folder: Path) -> None:
-    """Take away what no page needs, and name what opens a solution by its own words."""
+    """Take away what no page needs, and mend what a screen reader would stumble on."""
     for name in NOT_NEEDED:
         for path in folder.glob(name):
             shutil.rmtree(path) if path.is_dir() else path.unlink()
     for path in folder.rglob("*.html"):
         text = path.read_text(encoding="utf-8")
-        text = text.replace(' aria-label="Toggle hidden content"', "")
+        for found, better in MENDED.items():
+            text = text.replace(found, better)
         path.write_text(text, encoding="utf-8", newline="\n")
 
 

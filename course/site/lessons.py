@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import base64
+import html
 import re
 from pathlib import Path
 from typing import Any
@@ -88,7 +89,7 @@ def plain(output: Any, path: Path) -> Any:
         r'<img alt="([^"]*)" src="data:image/png;base64,([^"]+)"[^>]*>', page
     )
     if figure:
-        shown = keep_picture(figure[2], figure[1], path)
+        shown = keep_picture(figure[2], html.unescape(figure[1]), path)
         return {**output, "data": {"text/markdown": shown}, "metadata": {}}
     if page:
         data["text/html"] = SMALL.sub('<small class="record">', page)

@@ -32,6 +32,8 @@ HELP = """what to do:
   keep     make the last run the record: results/, and at laptop the committed outputs
   elsewhere  run tests and lessons in other environments: oldest, locked, newest, colab
   student  write lessons without their solutions into a folder: course student FOLDER
+  translations  say what of the pages in other languages is missing or older than the English;
+           with --renew bring their catalogues up to date
   site     build the pages: build/site, from the committed lessons, nothing executed
   publish  write the copies of the lessons that Colab and Kaggle open into build/publish
   test, style, bench, faults, release-check, clean: what `make` says of them"""
@@ -258,6 +260,17 @@ def student(options: Namespace) -> int:
     return 0
 
 
+def translations(options: Namespace) -> int:
+    """Say how far the translations are."""
+    from course.site import languages
+
+    for language in languages.NAMES if options.renew else ():
+        for page in languages.SOURCES:
+            languages.renew(language, page)
+    print("\n".join(languages.report()))
+    return 0
+
+
 def site(options: Namespace) -> int:
     """Build the pages, and show them on request."""
     from course.site import build
@@ -276,7 +289,7 @@ def chore(options: Namespace) -> int:
 
 
 EARLY = {"setup": make, "doctor": examine, "fetch": fetch, "lab": lab, "work": work}
-EARLY |= {"site": site, "student": student}
+EARLY |= {"site": site, "student": student, "translations": translations}
 ACTIONS = {"run": run, "check": check, "report": report, "sync": sync, "keep": keep}
 ACTIONS |= {"elsewhere": elsewhere, "publish": publish}
 CHORES = dict.fromkeys(

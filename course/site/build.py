@@ -15,7 +15,7 @@ from course import setup
 from course.checkout import commit
 from course.notebooks import cells, readable, select, source
 from course.publish import project
-from course.site import index, lessons, modules, pages
+from course.site import index, languages, lessons, modules, pages
 from utils.errors import ROOT, CourseError, build_folder, short_path
 from utils.show import format_bytes
 
@@ -59,7 +59,9 @@ def prepare(folder: Path) -> None:
         prose = [source(cell) for cell in cells(notebook, "markdown")]
         texts[path.stem] = "\n".join(prose)
     pages.write_docs(folder)
-    made = {"index": pages.front_page(), "machines": pages.machines_page()}
+    translated = languages.write_pages(folder)
+    made = {"index": pages.front_page(translated)}
+    made["machines"] = pages.machines_page()
     made["docs/glossary"] = pages.glossary_page(texts)
     for package in modules.PACKAGES:
         made[f"api/{package}"] = modules.package_page(package)

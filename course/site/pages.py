@@ -7,6 +7,7 @@ from pathlib import Path
 from course.generate import TEMPLATES, Facts, facts_of, profiles_of
 from course.notebooks import select
 from course.results import recorded
+from course.site.languages import NAMES
 from course.site.links import relead
 from course.site.terms import Term, find_term, read_terms
 from utils.errors import ROOT
@@ -29,13 +30,19 @@ def largest(rows: list[Facts]) -> str:
     return format_bytes(max((row["peak_bytes"] for row in rows), default=0))
 
 
-def front_page() -> str:
-    """The first page: what the course is, its lessons, where to look."""
+def front_page(translated: list[str]) -> str:
+    """The first page: what the course is, its lessons, where to look, pages in other languages."""
     lessons = [facts_of(path) for path in select()]
     first = (ROOT / "README.md").read_text(encoding="utf-8").split("\n\n")[1]
     pages = {path.stem: title_of(path) for path in docs()}
     template = TEMPLATES.get_template("site_index.j2")
-    return template.render(intro=first, lessons=lessons, pages=pages)
+    return template.render(
+        intro=first,
+        lessons=lessons,
+        pages=pages,
+        translated=translated,
+        names=NAMES,
+    )
 
 
 def machines_page() -> str:

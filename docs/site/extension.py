@@ -4,7 +4,7 @@ from docutils import nodes
 from latex2mathml.converter import convert
 from sphinx.application import Sphinx
 
-from course.site import terms
+from course.site import languages, terms
 
 NOT_IN = (
     nodes.title,
@@ -118,6 +118,15 @@ def within(node: nodes.Node, term: terms.Term) -> bool:
     return True
 
 
+def name_language(
+    app: Sphinx, name: str, template: str, context: dict, doctree
+) -> None:
+    """Say in which language a page is, so that it is read aloud and broken into lines rightly."""
+    language = name.partition("/")[0]
+    if language in languages.NAMES:
+        context["language"] = language
+
+
 def leave_search_out(app: Sphinx) -> None:
     """Sphinx's own index is not written, since ours finds sections and Sphinx's finds pages."""
     app.builder.search = False
@@ -126,6 +135,7 @@ def leave_search_out(app: Sphinx) -> None:
 def setup(app: Sphinx) -> dict[str, bool]:
     """Called by Sphinx when it begins."""
     app.add_html_math_renderer("mathml", (draw_inline, None), (draw_block, None))
+    app.connect("html-page-context", name_language)
     app.connect("builder-inited", leave_search_out)
     app.connect("doctree-resolved", show_terms)
     return {"parallel_read_safe": True, "parallel_write_safe": True}

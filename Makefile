@@ -14,7 +14,7 @@ COURSE  := $(VPY) -m course
 CHOSEN  := --profile $(PROFILE) $(if $(ONLY),--only "$(ONLY)")
 
 .DEFAULT_GOAL := help
-.PHONY: help setup doctor assets run lab work test style bench report check release-check faults sync clean
+.PHONY: help setup doctor assets run lab work test style bench report check release-check faults sync site site-serve clean
 .PHONY: .venv/.installed-for-tests
 
 help:           ## list the targets
@@ -65,6 +65,12 @@ faults: setup   ## plant faults, kill processes: the tests must notice, the data
 
 sync: setup     ## write what is generated
 	@$(COURSE) sync
+
+site: setup     ## build the pages from the committed lessons: build/site
+	@$(COURSE) site
+
+site-serve: setup  ## the same, and show them on this machine
+	@$(COURSE) site --serve
 
 clean:          ## remove everything a run made (the assets stay in COURSE_HOME)
 	@$(PYTHON) -m course clean

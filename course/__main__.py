@@ -31,6 +31,10 @@ HELP = """what to do:
   sync     write headers, set-up cells, footers and the README's table
   keep     make the last run the record: results/, and at laptop the committed outputs
   elsewhere  run tests and lessons in other environments: oldest, locked, newest, colab
+  student  write lessons without their solutions into a folder: course student FOLDER
+  translations  say what of the pages in other languages is missing or older than the English;
+           with --renew bring their catalogues up to date
+  site     build the pages: build/site, from the committed lessons, nothing executed
   publish  write the copies of the lessons that Colab and Kaggle open into build/publish
   test, style, bench, faults, release-check, clean: what `make` says of them"""
 Problems = list[tuple[Path, str]]
@@ -52,9 +56,13 @@ def parse(arguments: list[str] | None) -> Namespace:
     add("--renew", action="store_true", help="write the list of a place anew")
     add("--torch", help="set-up: the build of PyTorch, cpu, cuda or auto")
     add("--tests", action="store_true", help="set-up: the test tools, too")
+    add("--site", action="store_true", help="set-up: what builds the pages, too")
+    add("--serve", action="store_true", help="site: show it, too, on this machine")
     add("-p", dest="dials", action="append", default=[], metavar="NAME=VALUE")
     options = parser.parse_intermixed_args(arguments)
-    if options.names and options.action not in ("fetch", "elsewhere"):
+    if options.action == "student" and len(options.names) != 1:
+        parser.error("name one folder: course student FOLDER")
+    if options.names and options.action not in ("fetch", "elsewhere", "student"):
         parser.error("choose lessons with --only")
     return options
 
@@ -205,7 +213,10 @@ def publish(options: Namespace, profile: Profile) -> Problems:
 
 def make(options: Namespace) -> int:
     """Set up; says so where there is nothing to do."""
-    if not setup.run(options.torch, options.tests):
+    done = setup.run(options.torch, options.tests)
+    if options.site:
+        done = setup.install_site_tools() or done
+    if not done:
         print("set up already")
     return 0
 
@@ -239,6 +250,37 @@ def work(options: Namespace) -> int:
     return work.run()
 
 
+def student(options: Namespace) -> int:
+    """Write the lessons for a class."""
+    from course.publish import student
+
+    folder = Path(options.names[0])
+    copies = student(folder, select(options.only))
+    print(f"{len(copies)} lessons without solutions: {short_path(folder)}")
+    return 0
+
+
+def translations(options: Namespace) -> int:
+    """Say how far the translations are."""
+    from course.site import languages
+
+    for language in languages.NAMES if options.renew else ():
+        for page in languages.SOURCES:
+            languages.renew(language, page)
+    print("\n".join(languages.report()))
+    return 0
+
+
+def site(options: Namespace) -> int:
+    """Build the pages, and show them on request."""
+    from course.site import build
+
+    folder = build.build()
+    if options.serve:
+        build.serve(folder)
+    return 0
+
+
 def chore(options: Namespace) -> int:
     """What a maintainer does besides."""
     from course import chores
@@ -247,6 +289,7 @@ def chore(options: Namespace) -> int:
 
 
 EARLY = {"setup": make, "doctor": examine, "fetch": fetch, "lab": lab, "work": work}
+EARLY |= {"site": site, "student": student, "translations": translations}
 ACTIONS = {"run": run, "check": check, "report": report, "sync": sync, "keep": keep}
 ACTIONS |= {"elsewhere": elsewhere, "publish": publish}
 CHORES = dict.fromkeys(

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import math
 import re
+import tomllib
 from collections import Counter
 from itertools import pairwise
 from pathlib import Path
@@ -33,8 +34,8 @@ from course.notebooks import (
 from course.publish import BRANCH, project
 from course.results import recorded
 from utils.artifacts import read_json
-from utils.errors import ROOT
-from utils.show import format_bytes
+from utils.errors import ROOT, CourseError
+from utils.show import cell_html, format_bytes
 
 TEMPLATES = jinja2.Environment(
     loader=jinja2.FileSystemLoader(Path(__file__).parent / "templates"),
@@ -43,6 +44,7 @@ TEMPLATES = jinja2.Environment(
     autoescape=lambda name: name == "report.j2",
 )
 Facts = dict[str, Any]
+QUESTIONS = ROOT / "notebooks" / "questions"
 # The tags of the cells that are written here.
 GENERATED = {"header", "bootstrap", "footer"}
 # Where people write the address; in generated cells it comes from the templates.
@@ -125,7 +127,39 @@ def facts_of(path: Path) -> Facts:
         "assets": taken_by(path),
         "takes": dict.fromkeys(calls(path, "need")) | inputs(path),
         "makes": calls(path, "publish"),
+        "questions": questions_of(number),
+        "after_lessons": needed_by(path, notebook),
+        "exercises": len(calls(path, "exercise")),
     }
+
+
+def needed_by(path: Path, notebook: Notebook) -> list[str]:
+    """The lessons that come before one: those that its header names, and the makers of what it takes."""
+    about = notebook["metadata"].get("course", {})
+    named = re.findall(r"\]\((\w\w_\w+\.ipynb)\)", about.get("needs", ""))
+    made = [maker.name for maker in inputs(path).values()]
+    return sorted({*named, *made})
+
+
+def questions_of(number: str, folder: Path = QUESTIONS) -> list[Facts]:
+    """The questions that a lesson ends with; none where nobody has written any.
+
+    A question without one right choice, or a choice without a reason, is an error.
+    """
+    path = folder / f"{number}.toml"
+    if not path.exists():
+        return []
+    questions = tomllib.loads(path.read_text(encoding="utf-8"))["questions"]
+    for question in questions:
+        choices = question["choices"]
+        for choice in choices:
+            # Within HTML nothing is Markdown any more.
+            choice["text"] = cell_html(choice["text"])
+        right = [choice for choice in choices if choice.get("right")]
+        if len(right) != 1 or not all(choice.get("why") for choice in choices):
+            what = f"a question wants one right choice, and a reason for each: {question['ask']}"
+            raise CourseError(what, path, "mend the question")
+    return questions
 
 
 def places() -> list[Facts]:
@@ -170,19 +204,30 @@ def sync(write_it: bool = True) -> list[Path]:
             changed.append(path)
             if write_it:
                 write(path, notebook)
-    readme = ROOT / "README.md"
-    text = readme.read_text(encoding="utf-8")
-    filled = between_marks(text, "lessons", lessons=lessons)
-    filled = between_marks(filled, "places", places=places())
-    if filled != text:
-        changed.append(readme)
-        if write_it:
-            readme.write_text(filled, encoding="utf-8", newline="\n")
+    tables = {"README.md": {"lessons": {"lessons": lessons}}}
+    tables["README.md"]["places"] = {"places": places()}
+    tables["docs/teaching.md"] = {"hours": {"lessons": lessons}}
+    for name, marks in tables.items():
+        if fill_page(ROOT / name, marks, write_it):
+            changed.append(ROOT / name)
     changed += write_sources(lessons, write_it)
     for path in change_address(write_it):
         if path not in changed:
             changed.append(path)
     return changed
+
+
+def fill_page(path: Path, tables: dict[str, Facts], write_it: bool) -> bool:
+    """Write the tables of a page between their marks; whether one of them changed."""
+    if not path.exists():
+        return False
+    text = path.read_text(encoding="utf-8")
+    filled = text
+    for name, facts in tables.items():
+        filled = between_marks(filled, name, **facts)
+    if write_it and filled != text:
+        path.write_text(filled, encoding="utf-8", newline="\n")
+    return filled != text
 
 
 def write_sources(lessons: list[Facts], write_it: bool) -> list[Path]:

@@ -7,11 +7,13 @@ lead to the one address in pyproject.toml, at the tag of this version.
 from __future__ import annotations
 
 import re
+import shutil
 import tomllib
 from pathlib import Path
 
-from course.notebooks import Notebook, cells, read, select, source, write
+from course.notebooks import Notebook, cells, read, select, source, tags, write
 from course.results import CHECKOUT
+from utils.errors import CourseError
 
 # The branch that badges lead to: the copies of the newest release.
 BRANCH = "colab"
@@ -64,5 +66,26 @@ def publish(folder: Path) -> list[Path]:
         copy = folder / "notebooks" / path.name
         copy.parent.mkdir(parents=True, exist_ok=True)
         write(copy, copy_of(read(path), facts))
+        copies.append(copy)
+    return copies
+
+
+def without_solutions(notebook: Notebook) -> Notebook:
+    """A lesson for a class: its solutions are gone, with all that they printed."""
+    kept = [cell for cell in notebook["cells"] if "solution" not in tags(cell)]
+    notebook["cells"] = kept
+    return notebook
+
+
+def student(folder: Path, paths: list[Path]) -> list[Path]:
+    """Write the chosen lessons without their solutions into a folder, their pictures beside them."""
+    if folder.exists() and any(folder.iterdir()):
+        raise CourseError("the folder holds something", folder, "name a new one")
+    pictures = CHECKOUT / "notebooks" / "images"
+    shutil.copytree(pictures, folder / "images")
+    copies = []
+    for path in paths:
+        copy = folder / path.name
+        write(copy, without_solutions(read(path)))
         copies.append(copy)
     return copies

@@ -9,6 +9,7 @@ import importlib.util
 import os
 import queue
 import re
+import shutil
 import ssl
 import subprocess
 import sys
@@ -25,6 +26,9 @@ VENV = CHECKOUT / ".venv"
 LOG = VENV / "setup.log"
 NEEDED = CHECKOUT / "requirements.txt"
 NEEDED_FOR_TESTS = CHECKOUT / "requirements-test.txt"
+# What builds the pages stands beside the environment, so that no lesson sees it.
+NEEDED_FOR_SITE = CHECKOUT / "requirements-site.txt"
+SITE_TOOLS = VENV / "site"
 # The exact set of packages that the course is tested with.
 CONSTRAINTS = CHECKOUT / "constraints" / "locked.txt"
 # The newest Python for which every compiled package has a wheel.
@@ -73,6 +77,19 @@ def run(asked: str = "", tests: bool = False) -> bool:
     seconds = f"{time.monotonic() - start:.0f} s"
     print(f"set up in {seconds} with PyTorch {torch_version()}")
     print(f"next: {short_path(programs() / 'course')} lab")
+    return True
+
+
+def install_site_tools() -> bool:
+    """Put what builds the pages into a folder of its own; False if it is there."""
+    stamp = SITE_TOOLS / ".installed"
+    mark = hash_of([NEEDED_FOR_SITE])
+    if read_stamp(stamp) == mark:
+        return False
+    shutil.rmtree(SITE_TOOLS, ignore_errors=True)
+    options = ["--no-deps", "--target", SITE_TOOLS]
+    install(f"packages of {NEEDED_FOR_SITE.name}", *options, "-r", NEEDED_FOR_SITE)
+    stamp.write_text(mark, encoding="utf-8")
     return True
 
 

@@ -41,7 +41,9 @@ def lines(cell: NotebookNode) -> list[str]:
 
 
 def words(notebook: NotebookNode) -> int:
-    prose = " ".join(c.source for c in notebook.cells if c.cell_type == "markdown")
+    # The questions at the end have a source of their own.
+    cells = [c for c in notebook.cells if "footer" not in tags(c)]
+    prose = " ".join(c.source for c in cells if c.cell_type == "markdown")
     return len(re.sub(r"<[^>]+>|`[^`]*`|!?\[[^]]*\]\([^)]*\)", " ", prose).split())
 
 
@@ -117,6 +119,10 @@ def images(notebook: NotebookNode) -> Iterator[str]:
                     kind, {}
                 ).get("alt"):
                     yield "a plot without alt text: use show_figure(figure, alt=…)"
+            shown = "".join(output.get("data", {}).get("text/html", ""))
+            for tag in re.findall(r"<img\b[^>]*>", shown):
+                if not re.search(r'\balt="[^"]+"', tag):
+                    yield "a picture without alt text: use show_figure(figure, alt=…)"
 
 
 def outputs(notebook: NotebookNode) -> Iterator[str]:

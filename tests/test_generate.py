@@ -13,7 +13,7 @@ import pytest
 from conftest import PARAMETERS
 from course import checkout, generate, notebooks, results
 from utils import artifacts
-from utils.errors import ROOT
+from utils.errors import ROOT, CourseError
 
 KEPT_IN_A_FORK = (
     ".py",
@@ -188,7 +188,7 @@ def test_a_fork_changes_one_line(tmp_path):
     ours = [name for name, text in texts.items() if "somebody/her-course" in text]
     lessons = [name for name in ours if name.startswith("notebooks/")]
     assert len(lessons) == len(generate.select())
-    assert {"README.md", "CITATION.cff", "mkdocs.yml", "docs/index.md"} <= set(ours)
+    assert {"README.md", "CITATION.cff"} <= set(ours)
 
 
 def test_a_longer_name_is_another_address(monkeypatch):
@@ -216,3 +216,60 @@ def test_outputs_survive_sync(two):
     nbformat.write(notebook, path)
     generate.sync()
     assert nbformat.read(path, 4).cells[3].outputs[0].text == "kept"
+
+
+# questions --------------------------------------------------------------------------------------
+
+CHOICES = """
+[[questions]]
+ask = "Which?"
+[[questions.choices]]
+text = "the `<s>`"
+right = true
+why = "It is."
+[[questions.choices]]
+text = "the other"
+why = "It is not."
+"""
+
+
+def test_questions_stand_in_the_last_cell(two, monkeypatch, tmp_path):
+    (tmp_path / "00.toml").write_text(CHOICES, encoding="utf-8")
+    monkeypatch.setattr(generate.questions_of, "__defaults__", (tmp_path,))
+    generate.sync()
+    footer = (
+        nbformat.read(two.root / "notebooks/00_first.ipynb", 4).cells[-1].source
+    )
+    assert "**1. Which?**" in footer
+    assert "<details><summary>a) the <code>&lt;s&gt;</code></summary>" in footer
+    assert "✓ Yes. It is." in footer and "✗ No. It is not." in footer
+    assert (
+        "Check yourself" not in (two.root / "notebooks/01_second.ipynb").read_text()
+    )
+
+
+@pytest.mark.parametrize(
+    "fault",
+    [
+        lambda text: text.replace("right = true\n", ""),
+        lambda text: text.replace('text = "the other"', 'text = "x"\nright = true'),
+        lambda text: text.replace('why = "It is not."', ""),
+    ],
+)
+def test_a_question_without_one_right_choice_or_a_reason_is_refused(
+    tmp_path, fault
+):
+    (tmp_path / "00.toml").write_text(fault(CHOICES), encoding="utf-8")
+    with pytest.raises(CourseError, match="wants one right choice"):
+        generate.questions_of("00", tmp_path)
+
+
+def test_every_lesson_that_has_questions_has_three():
+    written = sorted((ROOT / "notebooks" / "questions").glob("*.toml"))
+    numbers = {path.name[:2] for path in generate.select()}
+    assert len(written) >= 20
+    for path in written:
+        questions = generate.questions_of(path.stem)
+        assert path.stem in numbers
+        assert len(questions) == 3
+        assert all(len(question["choices"]) >= 3 for question in questions)

@@ -454,13 +454,6 @@ def test_a_dead_link_is_noticed(tmp_path: Path) -> None:
     assert dead_links(page) == ["gone.md", "#two"]
 
 
-def test_the_site_lists_every_page() -> None:
-    site = yaml.safe_load(read("mkdocs.yml"))
-    listed = [name for entry in site["nav"] for name in entry.values()]
-    assert sorted(listed) == sorted(p.name for p in (ROOT / "docs").glob("*.md"))
-    assert site["repo_url"] == project()["project"]["urls"]["Repository"]
-
-
 # docs -------------------------------------------------------------------------------------------
 
 

@@ -118,6 +118,10 @@ def test_a_figure_has_a_text_for_those_who_cannot_see_it(shown):
     figure, _ = plt.subplots()
     show.show_figure(figure, "a line that rises")
     assert shown[-1]["text/plain"] == "[figure: a line that rises]"
+    picture = shown[-1]["text/html"]
+    assert picture.startswith(
+        '<img alt="a line that rises" src="data:image/png;base64,'
+    )
     assert not plt.fignum_exists(figure.number)
 
 

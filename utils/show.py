@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import base64
 import html
 import inspect
 import io
@@ -137,7 +138,11 @@ def show_table(rows: Iterable[dict[str, Any]], align: str = "") -> None:
 
 
 def show_figure(figure: Any, alt: str) -> None:
-    """Show a matplotlib figure with a text for those who cannot see it, then close it."""
+    """Show a matplotlib figure with a text for those who cannot see it, then close it.
+
+    The picture is shown as HTML, because a picture by itself loses its text in JupyterLab, in Colab
+    and in pages made by nbconvert.
+    """
     from IPython.display import display
     from matplotlib import pyplot as plt
 
@@ -145,8 +150,12 @@ def show_figure(figure: Any, alt: str) -> None:
     look = {"dpi": 110, "bbox_inches": "tight", "facecolor": "white"}
     figure.savefig(image, format="png", **look)
     plt.close(figure)
-    data = {"image/png": image.getvalue(), "text/plain": f"[figure: {alt}]"}
-    display(data, raw=True, metadata={"image/png": {"alt": alt}})
+    content = base64.b64encode(image.getvalue()).decode("ascii")
+    picture = (
+        f'<img alt="{html.escape(alt)}" src="data:image/png;base64,{content}">'
+    )
+    data = {"text/html": picture, "text/plain": f"[figure: {alt}]"}
+    display(data, raw=True)
 
 
 def show_source(thing: Callable) -> None:

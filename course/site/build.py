@@ -1,0 +1,130 @@
+"""Builds the pages: a tree of sources in `build/site-source`, Sphinx, an index for the search."""
+
+from __future__ import annotations
+
+import functools
+import os
+import shutil
+import subprocess
+import sys
+import time
+from http.server import SimpleHTTPRequestHandler, ThreadingHTTPServer
+from pathlib import Path
+
+from course import setup
+from course.checkout import commit
+from course.notebooks import cells, readable, select, source
+from course.publish import project
+from course.site import index, languages, lessons, modules, pages
+from utils.errors import ROOT, CourseError, build_folder, short_path
+from utils.show import format_bytes
+
+CONFIGURATION = setup.CHECKOUT / "docs" / "site"
+# Sphinx's own search, and what only the build reads.
+NOT_NEEDED = [
+    ".doctrees",
+    ".buildinfo",
+    "_sources",
+    "searchindex.js",
+    "_static/*stemmer.js",
+]
+NOT_NEEDED += [
+    "_static/searchtools.js",
+    "_static/language_data.js",
+    "_static/scripts/*.map",
+]
+NOT_NEEDED += ["_static/debug.css", "_static/styles/*.map"]
+
+
+# What a screen reader would stumble on: all solutions of one name, headings without a level.
+MENDED = {
+    ' aria-label="Toggle hidden content"': "",
+    'class="caption" role="heading"': 'class="caption" role="heading" aria-level="2"',
+}
+
+
+def prepare(folder: Path) -> None:
+    """Write what Sphinx reads; it has the shape of the checkout, so that links hold."""
+    shutil.rmtree(folder, ignore_errors=True)
+    for name in ("notebooks", "docs", "api"):
+        (folder / name).mkdir(parents=True)
+    ignore = shutil.ignore_patterns("colab.svg")
+    pictures = folder / "notebooks" / "images"
+    shutil.copytree(ROOT / "notebooks" / "images", pictures, ignore=ignore)
+    for path in (ROOT / "docs").glob("*.svg"):
+        shutil.copy(path, folder / "docs")
+    texts = {}
+    for path in readable(select()):
+        notebook = lessons.page_of(path, folder / "notebooks")
+        prose = [source(cell) for cell in cells(notebook, "markdown")]
+        texts[path.stem] = "\n".join(prose)
+    pages.write_docs(folder)
+    translated = languages.write_pages(folder)
+    made = {"index": pages.front_page(translated)}
+    made["machines"] = pages.machines_page()
+    made["docs/glossary"] = pages.glossary_page(texts)
+    for package in modules.PACKAGES:
+        made[f"api/{package}"] = modules.package_page(package)
+        for path in modules.modules_of(package):
+            made[f"api/{package}.{path.stem}"] = modules.page_of(path)
+    for name, text in made.items():
+        (folder / f"{name}.md").write_text(text, encoding="utf-8", newline="\n")
+
+
+def call_sphinx(source_folder: Path, target: Path) -> None:
+    """Turn the sources into pages; a warning is an error."""
+    command = [
+        sys.executable,
+        "-m",
+        "sphinx",
+        "-b",
+        "html",
+        "-q",
+        "-W",
+        "--keep-going",
+    ]
+    command += ["-j", "auto", "-c", CONFIGURATION, source_folder, target]
+    path = [setup.SITE_TOOLS, setup.CHECKOUT]
+    env = {**os.environ, "PYTHONPATH": os.pathsep.join(map(str, path))}
+    env |= {"COURSE_COMMIT": commit(), "COURSE_REPOSITORY": project()["repository"]}
+    if subprocess.run([str(part) for part in command], env=env).returncode:
+        what = "the pages could not be built; what Sphinx said stands above"
+        raise CourseError(what, source_folder, "mend the page that it names")
+
+
+def tidy(folder: Path) -> None:
+    """Take away what no page needs, and mend what a screen reader would stumble on."""
+    for name in NOT_NEEDED:
+        for path in folder.glob(name):
+            shutil.rmtree(path) if path.is_dir() else path.unlink()
+    for path in folder.rglob("*.html"):
+        text = path.read_text(encoding="utf-8")
+        for found, better in MENDED.items():
+            text = text.replace(found, better)
+        path.write_text(text, encoding="utf-8", newline="\n")
+
+
+def build(target: Path | None = None) -> Path:
+    """Build the site from the committed lessons; nothing is executed."""
+    start = time.perf_counter()
+    target = target or build_folder() / "site"
+    setup.install_site_tools()
+    shutil.rmtree(target, ignore_errors=True)
+    folder = build_folder() / "site-source"
+    prepare(folder)
+    call_sphinx(folder, target)
+    tidy(target)
+    count = index.write_index(target)
+    size = sum(path.stat().st_size for path in target.rglob("*") if path.is_file())
+    seconds = f"{time.perf_counter() - start:.0f} s"
+    print(f"{count} pages, {format_bytes(size)}, {seconds}")
+    print(f"site: {short_path(target / 'index.html')}")
+    return target
+
+
+def serve(folder: Path, port: int = 8000) -> None:
+    """Show the pages on this machine until it is interrupted."""
+    handler = functools.partial(SimpleHTTPRequestHandler, directory=str(folder))
+    with ThreadingHTTPServer(("127.0.0.1", port), handler) as server:
+        print(f"http://127.0.0.1:{server.server_port} (Ctrl-C ends it)", flush=True)
+        server.serve_forever()

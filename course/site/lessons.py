@@ -1,0 +1,137 @@
+"""A lesson as a page: the executed notebook, without what a page has no use for."""
+
+from __future__ import annotations
+
+import base64
+import html
+import re
+from pathlib import Path
+from typing import Any
+
+from course.generate import Facts, facts_of, places
+from course.notebooks import Cell, Notebook, read, source, tags, write
+from course.publish import BRANCH
+from course.results import recorded
+from course.site.links import in_repository, relead
+
+RECORD = "application/vnd.course.record+json"
+SMALL = re.compile(r'<small style="[^"]*">')
+BADGES = re.compile(r"(?m)^\[!\[Open in Colab\].*$")
+TURN = re.compile(r"(?m)^---\n(before|\[all|next)[^\n]*\Z")
+
+
+def run_this(facts: Facts) -> str:
+    """Where a lesson can be run, and what to do about a mistake in it."""
+    here = facts["repository"].split("github.com/")[-1]
+    name = facts["file"]
+    copy = f"{here}/blob/{BRANCH}/notebooks/{name}"
+    raw = f"https://github.com/{here}/raw/{BRANCH}/notebooks/{name}"
+    binder = f"https://mybinder.org/v2/gh/{here}/{BRANCH}?labpath=notebooks/{name}"
+    issue = f"{facts['repository']}/issues/new?template=lesson.yml"
+    links = {
+        "Colab": f"https://colab.research.google.com/github/{copy}",
+        "Kaggle": f"https://kaggle.com/kernels/welcome?src={raw}",
+        "Binder": binder,
+        "your machine": "../README.md#begin",
+    }
+    run = " · ".join(f"[{where}]({link})" for where, link in links.items())
+    edit = in_repository(f"notebooks/{name}", "edit")
+    title = f"{issue}&title=Lesson+{facts['number']}:+"
+    tell = f"[edit it]({edit}) · [report a mistake]({title})"
+    return f"{{.run-this}}\n**Run this lesson** on {run}. **Mend it:** {tell}.\n"
+
+
+def last_run(number: str) -> str:
+    """When a lesson was last seen to run, and which commit made the outputs of the page."""
+    rows = [row for row in places() if number in row["lessons"]]
+    said = []
+    for row in rows:
+        lesson = row["lessons"][number]
+        green = "red" if lesson["problems"] else "green"
+        said.append(
+            f"{green} in `{row['name']}` on {row['date']} ({lesson['commit']})"
+        )
+    text = "; ".join(said) or "not recorded yet"
+    outputs = recorded("laptop").get(number)
+    if outputs:
+        text += f". The outputs below are of commit {outputs['commit']}, "
+        text += f"recorded on {outputs['machine']}"
+    return f"{{.last-run}}\nLast runs at `smoke`: {text}.\n"
+
+
+def header(text: str, facts: Facts) -> str:
+    """The header of a lesson, with more places to run it than a notebook needs."""
+    told = run_this(facts) + "\n" + last_run(facts["number"])
+    return BADGES.sub(lambda _: told, text, count=1)
+
+
+def keep_picture(data: str, alt: str, path: Path) -> str:
+    """Write a plot as a file, and give the Markdown that shows it with its text."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_bytes(base64.b64decode(data))
+    alt = re.sub(r"([\[\]\\*_`<$])", r"\\\1", " ".join(alt.split()))
+    return f"![{alt}]({path.parent.name}/{path.name})"
+
+
+def plain(output: Any, path: Path) -> Any:
+    """An output that says the same to everybody: a plot has its text, and a small line its class."""
+    data = output.get("data")
+    if not data:
+        return output
+    data.pop(RECORD, None)
+    picture = data.pop("image/png", None)
+    if picture:
+        alt = output["metadata"].get("image/png", {}).get("alt", "")
+        shown = keep_picture("".join(picture), alt, path)
+        return {**output, "data": {"text/markdown": shown}, "metadata": {}}
+    page = "".join(data.get("text/html", ""))
+    figure = re.fullmatch(
+        r'<img alt="([^"]*)" src="data:image/png;base64,([^"]+)"[^>]*>', page
+    )
+    if figure:
+        shown = keep_picture(figure[2], html.unescape(figure[1]), path)
+        return {**output, "data": {"text/markdown": shown}, "metadata": {}}
+    if page:
+        data["text/html"] = SMALL.sub('<small class="record">', page)
+    return output
+
+
+def fold(cell: Cell, words: str) -> None:
+    """Show a cell, outputs included, only to those who ask."""
+    cell["metadata"]["tags"] = [*tags(cell), "hide-cell"]
+    cell["metadata"]["mystnb"] = {
+        "code_prompt_show": words,
+        "code_prompt_hide": words,
+    }
+
+
+def prepare(cell: Cell, name: str, facts: Facts) -> None:
+    """Make one cell fit for a page."""
+    text = source(cell)
+    if cell["cell_type"] == "markdown":
+        if "header" in tags(cell):
+            text = header(text, facts)
+        if "footer" in tags(cell):
+            text = TURN.sub("", text.rstrip())
+        cell["source"] = relead(text, "notebooks")
+        return
+    if "solution" in tags(cell):
+        fold(cell, re.sub(r"#\s*@title\s*", "", text.splitlines()[0]))
+    if "bootstrap" in tags(cell):
+        fold(cell, "Set-up")
+    folder = Path(name)
+    for number, output in enumerate(cell["outputs"]):
+        path = folder / f"{cell['id']}-{number}.png"
+        cell["outputs"][number] = plain(output, path)
+
+
+def page_of(path: Path, target: Path) -> Notebook:
+    """Write the page's notebook of a lesson into a folder, its pictures beside it."""
+    notebook = read(path)
+    facts = facts_of(path)
+    pictures = target / f"plots-{path.name[:2]}"
+    for cell in notebook["cells"]:
+        prepare(cell, str(pictures), facts)
+    notebook["metadata"].pop("course", None)
+    write(target / path.name, notebook)
+    return notebook

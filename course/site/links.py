@@ -1,0 +1,50 @@
+"""Where a page's links lead: to other pages of the site, or to the file in the repository."""
+
+from __future__ import annotations
+
+import posixpath
+import re
+
+from course.publish import LINK, project
+from utils.errors import ROOT
+
+CODE = re.compile(r"(```.*?```|`[^`\n]*`)", re.S)
+PAGES = re.compile(r"notebooks/[^/]+\.ipynb|docs/[^/]+\.md|README\.md")
+PICTURES = (".svg", ".png")
+MODULES = re.compile(r"(utils|stages)/(\w+)\.py")
+BRANCH = "main"
+
+
+def in_repository(path: str, kind: str = "blob") -> str:
+    """The address of a file of the course."""
+    return f"{project()['repository']}/{kind}/{BRANCH}/{path}"
+
+
+def lead(target: str, folder: str) -> str:
+    """A link of a page in some folder of the checkout, as a page of the site has it.
+
+    >>> lead("../README.md#begin", "notebooks"), lead("../stages/tokens.py", "notebooks")
+    ('../README.md#begin', '../api/stages.tokens.md')
+    """
+    if re.match(r"[a-z]+:|#", target):
+        return target
+    path, mark, anchor = target.partition("#")
+    place = posixpath.normpath(posixpath.join(folder, path))
+    if PAGES.fullmatch(place) or place.endswith(PICTURES):
+        return target
+    module = MODULES.fullmatch(place)
+    if module:
+        page = f"api/{module[1]}.{module[2]}.md"
+        return posixpath.relpath(page, folder or ".")
+    kind = "tree" if (ROOT / place).is_dir() else "blob"
+    return in_repository(place, kind) + mark + anchor
+
+
+def relead(text: str, folder: str) -> str:
+    """Markdown whose links fit the site; code is left alone."""
+    parts = CODE.split(text)
+    for place in range(0, len(parts), 2):
+        parts[place] = LINK.sub(
+            lambda match: match[1] + lead(match[2], folder), parts[place]
+        )
+    return "".join(parts)

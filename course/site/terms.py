@@ -1,0 +1,68 @@
+"""The glossary as data: which terms there are, what each means, and where a text says one."""
+
+from __future__ import annotations
+
+import functools
+import re
+from dataclasses import dataclass
+from pathlib import Path
+
+from utils.errors import ROOT
+
+ENTRY = re.compile(r"^- \*\*(.+?)\*\*: (.+?)(?=\n- |\n\n|\n#|\Z)", re.M | re.S)
+# Ordinary words besides: only where a lesson sets one in bold does it speak of the term.
+ORDINARY = {"power", "head", "step", "seed", "forgetting", "block", "rank"}
+ORDINARY |= {"document", "parameter", "bootstrap", "stride", "recipe", "batch"}
+
+
+@dataclass(frozen=True)
+class Term:
+    """A term with the names it goes by, and what it means."""
+
+    names: tuple[str, ...]
+    meaning: str
+
+
+def read_terms(text: str) -> list[Term]:
+    """The terms of a glossary's text.
+
+    >>> read_terms("- **BLEU, chrF**: scores of\\n  a text.\\n- **token**: a piece.")[0]
+    Term(names=('BLEU', 'chrF'), meaning='scores of a text.')
+    """
+    terms = []
+    for names, meaning in ENTRY.findall(text):
+        parts = tuple(name.strip() for name in names.split(","))
+        terms.append(Term(parts, " ".join(meaning.split())))
+    return terms
+
+
+def glossary(root: Path = ROOT) -> list[Term]:
+    """The terms of the course."""
+    page = root / "docs" / "glossary.md"
+    return read_terms(page.read_text(encoding="utf-8"))
+
+
+@functools.cache
+def pattern_of(name: str) -> re.Pattern[str]:
+    """What finds a name, or its plural, in a text; an acronym keeps its capitals.
+
+    >>> bool(pattern_of("token").search("Tokens")), bool(pattern_of("BPE").search("bpe"))
+    (True, False)
+    """
+    words = re.escape(name).replace(r"\ ", r"[\s-]").replace("'", "['’]")
+    loose = name.islower()
+    return re.compile(rf"(?<![\w-]){words}(?:e?s)?(?![\w-])", re.I if loose else 0)
+
+
+def find_term(term: Term, text: str) -> re.Match[str] | None:
+    """Where a text first says a term, under any of its names."""
+    for name in term.names:
+        match = pattern_of(name).search(text)
+        if match:
+            return match
+    return None
+
+
+def is_ordinary(term: Term) -> bool:
+    """Whether a word is also one of everyday language."""
+    return term.names[0] in ORDINARY

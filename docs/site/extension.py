@@ -1,0 +1,141 @@
+"""What the pages take beside Sphinx's own: formulas without a script, terms with their meaning."""
+
+from docutils import nodes
+from latex2mathml.converter import convert
+from sphinx.application import Sphinx
+
+from course.site import languages, terms
+
+NOT_IN = (
+    nodes.title,
+    nodes.literal,
+    nodes.literal_block,
+    nodes.reference,
+    nodes.raw,
+    nodes.math,
+    nodes.term,
+)
+
+
+def mathml(node: nodes.Node, display: str) -> str:
+    """A formula as MathML, which needs neither a script nor a font of ours."""
+    text = node.astext().replace("×", r"\times ").replace("·", r"\cdot ")
+    return convert(text, display=display)
+
+
+def draw_inline(self, node: nodes.Node) -> None:
+    """A formula within a line."""
+    self.body.append(mathml(node, "inline"))
+    raise nodes.SkipNode
+
+
+def draw_block(self, node: nodes.Node) -> None:
+    """A formula that stands by itself."""
+    self.body.append(f'<div class="math">{mathml(node, "block")}</div>\n')
+    raise nodes.SkipNode
+
+
+def is_prose(node: nodes.Text) -> bool:
+    """Whether a text is prose, and not a heading, a link or code."""
+    parent = node.parent
+    while parent is not None:
+        if isinstance(parent, NOT_IN):
+            return False
+        parent = parent.parent
+    return True
+
+
+def places_of(doctree: nodes.document) -> list[nodes.Text]:
+    """The texts of a page in which a term may be shown; a lesson's header lists and explains nothing."""
+    places = []
+    begun = next(doctree.findall(is_cell), None) is None
+    for node in doctree.findall():
+        begun = begun or is_cell(node)
+        if begun and isinstance(node, nodes.Text) and is_prose(node):
+            places.append(node)
+    return places
+
+
+def is_cell(node: nodes.Node) -> bool:
+    """Whether a part of a page is a cell of code."""
+    return isinstance(node, nodes.container) and "cell" in node["classes"]
+
+
+def first_use(term: terms.Term, texts: list[nodes.Text]):
+    """The text that first says a term: in bold where there is one, since there it is explained."""
+    found = []
+    for node in texts:
+        match = terms.find_term(term, node.astext())
+        if match:
+            found.append((node, match))
+    bold = [pair for pair in found if isinstance(pair[0].parent, nodes.strong)]
+    if bold or terms.is_ordinary(term):
+        return next(iter(bold), None)
+    return next(iter(found), None)
+
+
+def mark(node: nodes.Text, match, term: terms.Term, address: str) -> None:
+    """Put a link with the meaning in the place of a word."""
+    text = node.astext()
+    link = nodes.reference("", match[0], refuri=address, internal=True)
+    link["classes"] = ["term"]
+    link["reftitle"] = term.meaning.replace("`", "")
+    parts = [
+        nodes.Text(text[: match.start()]),
+        link,
+        nodes.Text(text[match.end() :]),
+    ]
+    node.parent.replace(node, [part for part in parts if part.astext()])
+
+
+def show_terms(app: Sphinx, doctree: nodes.document, name: str) -> None:
+    """Show the meaning of each term where a page first uses it."""
+    is_glossary = name == "docs/glossary"
+    if not name.startswith("notebooks/") and not is_glossary:
+        return
+    known = {
+        key: (page, anchor)
+        for key, _, kind, page, anchor, _ in app.env.domains["std"].get_objects()
+        if kind == "term"
+    }
+    for term in terms.glossary():
+        texts = places_of(doctree)
+        if is_glossary:
+            texts = [node for node in texts if not within(node, term)]
+        found = first_use(term, texts)
+        if found and term.names[0] in known:
+            page, anchor = known[term.names[0]]
+            address = app.builder.get_relative_uri(name, page) + "#" + anchor
+            mark(*found, term, address)
+
+
+def within(node: nodes.Node, term: terms.Term) -> bool:
+    """Whether a text belongs to a term's own entry."""
+    while node is not None:
+        if isinstance(node, nodes.definition_list_item):
+            return node[0].astext() in term.names
+        node = node.parent
+    return True
+
+
+def name_language(
+    app: Sphinx, name: str, template: str, context: dict, doctree
+) -> None:
+    """Say in which language a page is, so that it is read aloud and broken into lines rightly."""
+    language = name.partition("/")[0]
+    if language in languages.NAMES:
+        context["language"] = language
+
+
+def leave_search_out(app: Sphinx) -> None:
+    """Sphinx's own index is not written, since ours finds sections and Sphinx's finds pages."""
+    app.builder.search = False
+
+
+def setup(app: Sphinx) -> dict[str, bool]:
+    """Called by Sphinx when it begins."""
+    app.add_html_math_renderer("mathml", (draw_inline, None), (draw_block, None))
+    app.connect("html-page-context", name_language)
+    app.connect("builder-inited", leave_search_out)
+    app.connect("doctree-resolved", show_terms)
+    return {"parallel_read_safe": True, "parallel_write_safe": True}

@@ -1,0 +1,182 @@
+"""The pages: what is made of a lesson, of the glossary and of docstrings, and what a search finds."""
+
+import ast
+import base64
+import json
+
+import pytest
+
+from course.site import index, lessons, links, modules, pages, terms
+from utils.errors import ROOT
+
+PICTURE = base64.b64encode(b"\x89PNG").decode()
+
+
+def output(**data):
+    return {"output_type": "display_data", "data": data, "metadata": {}}
+
+
+# links ------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    "target, folder, wanted",
+    [
+        (
+            "03_building_a_corpus.ipynb#x",
+            "notebooks",
+            "03_building_a_corpus.ipynb#x",
+        ),
+        ("../README.md#lessons", "notebooks", "../README.md#lessons"),
+        ("images/00_map.svg", "notebooks", "images/00_map.svg"),
+        ("../utils/show.py", "notebooks", "../api/utils.show.md"),
+        ("stages/tokens.py", "", "api/stages.tokens.md"),
+        ("https://example.org", "docs", "https://example.org"),
+        ("#here", "docs", "#here"),
+    ],
+)
+def test_a_link_leads_to_a_page(target, folder, wanted):
+    assert links.lead(target, folder) == wanted
+
+
+@pytest.mark.parametrize(
+    "target, kind", [("../launch", "tree"), ("../LICENSE", "blob")]
+)
+def test_what_is_no_page_is_in_the_repository(target, kind):
+    led = links.lead(target, "docs")
+    assert led.endswith(f"/{kind}/main/{target[3:]}")
+
+
+def test_a_link_in_code_is_left_alone():
+    text = "[a](../LICENSE) `[a](../LICENSE)`\n```\n[a](../LICENSE)\n```"
+    assert links.relead(text, "docs").count("](../LICENSE)") == 2
+
+
+# lessons ----------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("way", ["as committed before", "as HTML"])
+def test_a_plot_keeps_its_text(tmp_path, way):
+    if way == "as HTML":
+        tag = f'<img alt="a &lt;curve&gt;" src="data:image/png;base64,{PICTURE}">'
+        made = output(**{"text/html": tag})
+    else:
+        made = output(**{"image/png": PICTURE})
+        made["metadata"] = {"image/png": {"alt": "a <curve>"}}
+    shown = lessons.plain(made, tmp_path / "plots-05" / "x-0.png")
+    assert shown["data"] == {"text/markdown": "![a \\<curve>](plots-05/x-0.png)"}
+    assert (tmp_path / "plots-05" / "x-0.png").read_bytes() == b"\x89PNG"
+
+
+def test_a_record_is_no_data_of_a_page(tmp_path):
+    small = '<small style="opacity:0.6">a figure: 3</small>'
+    made = output(**{"text/html": small, lessons.RECORD: {"value": 3}})
+    shown = lessons.plain(made, tmp_path / "x.png")
+    assert shown["data"] == {
+        "text/html": '<small class="record">a figure: 3</small>'
+    }
+
+
+def test_a_solution_is_folded_and_a_header_says_where_to_run(tmp_path):
+    path = sorted((ROOT / "notebooks").glob("05_*.ipynb"))[0]
+    page = lessons.page_of(path, tmp_path)
+    text = json.dumps(page)
+    solutions = [
+        c for c in page["cells"] if "solution" in c["metadata"].get("tags", [])
+    ]
+    assert len(solutions) >= 4
+    for cell in solutions:
+        assert "hide-cell" in cell["metadata"]["tags"]
+        assert cell["metadata"]["mystnb"]["code_prompt_show"].startswith(
+            "Solution 05."
+        )
+    for place in (
+        "colab.research",
+        "kaggle.com",
+        "mybinder.org",
+        "README.md#begin",
+    ):
+        assert place in text
+    assert "image/png" not in text and lessons.RECORD not in text
+    assert "[all lessons](" not in text
+
+
+# terms ------------------------------------------------------------------------------------------
+
+
+def test_the_glossary_is_read_whole():
+    text = (ROOT / "docs" / "glossary.md").read_text(encoding="utf-8")
+    found = terms.read_terms(text)
+    assert len(found) == text.count("\n- **") >= 100
+    assert all(term.meaning.endswith((".", "?")) for term in found)
+
+
+@pytest.mark.parametrize(
+    "name, text, wanted",
+    [
+        ("token", "two Tokens here", "Tokens"),
+        ("batch", "the batches", "batches"),
+        ("KV cache", "a KV-cache", "KV-cache"),
+        ("BPE", "bpe", None),
+        ("token", "a tokenizer", None),
+        ("step", "a five-step plan", None),
+    ],
+)
+def test_a_term_is_found_as_a_word(name, text, wanted):
+    match = terms.find_term(terms.Term((name,), ""), text)
+    assert (match and match[0]) == wanted
+
+
+def test_the_page_of_the_glossary_names_the_lessons():
+    page = pages.glossary_page(
+        {"05_tokenizers_up_close": "each token is", "09_x": "nothing"}
+    )
+    assert "token\n  a piece of text" in page
+    assert "In lesson [05](../notebooks/05_tokenizers_up_close.ipynb)." in page
+    assert "09_x" not in page
+
+
+# modules ----------------------------------------------------------------------------------------
+
+
+def test_a_module_page_has_signatures_examples_and_nothing_private():
+    page = modules.page_of(ROOT / "utils" / "show.py")
+    assert (
+        "def show_table(rows: Iterable[dict[str, Any]], align: str='') -> None"
+        in page
+    )
+    assert "```python\n>>> format_bytes" in page
+    module = ast.parse(
+        "def _a(): pass\ndef b(): '''B *c*.'''\nclass B: pass\nclass b2: pass"
+    )
+    assert [node.name for node in modules.public(module.body)] == ["b", "B", "b2"]
+
+
+def test_every_public_function_has_its_place():
+    for package in modules.PACKAGES:
+        listed = modules.package_page(package)
+        for path in modules.modules_of(package):
+            assert f"({package}.{path.stem}.md)" in listed
+
+
+# the search -------------------------------------------------------------------------------------
+
+
+def test_sections_have_their_own_text():
+    page = """<nav>menu</nav><section id="a"><h1>One<a class="headerlink">#</a></h1><p>first<br>line
+    </p><div class="cell_output docutils"><pre>printed</pre></div><section id="b"><h2>Two</h2>
+    <pre>code</pre></section>tail</section>"""
+    assert index.sections_of(page) == [
+        {"id": "a", "title": "One", "text": "first line tail"},
+        {"id": "b", "title": "Two", "text": "code"},
+    ]
+
+
+def test_each_entry_of_the_glossary_is_a_place():
+    page = """<section id="g"><h1>G</h1><dl class="glossary"><dt id="x">X</dt><dd>one</dd>
+    <dt id="y">Y</dt><dd>two</dd></dl><p>end</p></section>"""
+    assert index.sections_of(page) == [
+        {"id": "g", "title": "G", "text": "end"},
+        {"id": "x", "title": "X", "text": "one"},
+        {"id": "y", "title": "Y", "text": "two"},
+    ]

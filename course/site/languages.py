@@ -1,7 +1,7 @@
 """Pages in other languages: a catalogue of paragraphs for each page, in gettext's own format.
 
-`translations/ko/glossary.po` holds each English paragraph (msgid) with its translation (msgstr). A paragraph
-that has changed since no longer finds its translation and stands there in English, until somebody looks at it.
+`translations/ko/glossary.po` holds each English paragraph (msgid) with its translation (msgstr). A
+paragraph that has changed since finds no translation and stands in English, until somebody looks at it.
 """
 
 from __future__ import annotations

@@ -452,7 +452,7 @@ def pins_of(freeze: str) -> list[str]:
 def frozen(place: str) -> list[str]:
     """What pip installs for a guest beside the releases of the locked list."""
     shutil.copy(list_of("locked"), list_of(place))
-    freeze = [build(place), "-m", "pip", "freeze"]
+    freeze = [str(build(place)), "-m", "pip", "freeze"]
     done = subprocess.run(freeze, capture_output=True, text=True, check=True)
     pins = [pin.partition("+")[0] for pin in pins_of(done.stdout)]
     return [pin for pin in pins if not CUDA.match(pin)]

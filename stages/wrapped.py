@@ -76,9 +76,11 @@ def ask(program: str, task: Facts, model: Path, profile: str) -> Facts:
     python = interpreter()
     if python:
         answer = run_there(python, program, task, model)
-        about = {"asked": asked, "date": f"{datetime.date.today()}"}
-        about["machine"] = machine_facts()
-        answer["about"] = about
+        answer["about"] = {
+            "asked": asked,
+            "date": f"{datetime.date.today()}",
+            "machine": machine_facts(),
+        }
         aside = build_folder() / "wrapped" / record.name
         aside.parent.mkdir(parents=True, exist_ok=True)
         artifacts.write_json(aside, answer)

@@ -225,9 +225,10 @@ def fill_page(path: Path, tables: dict[str, Facts], write_it: bool) -> bool:
     filled = text
     for name, facts in tables.items():
         filled = between_marks(filled, name, **facts)
-    if write_it and filled != text:
+    changed = filled != text
+    if changed and write_it:
         path.write_text(filled, encoding="utf-8", newline="\n")
-    return filled != text
+    return changed
 
 
 def write_sources(lessons: list[Facts], write_it: bool) -> list[Path]:

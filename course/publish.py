@@ -86,6 +86,7 @@ def student(folder: Path, paths: list[Path]) -> list[Path]:
     copies = []
     for path in paths:
         copy = folder / path.name
-        write(copy, without_solutions(read(path)))
+        lesson = read(path)
+        write(copy, without_solutions(lesson))
         copies.append(copy)
     return copies

@@ -83,19 +83,28 @@ def text_of(cell: Cell) -> str:
     parts = []
     for output in cell.get("outputs", []):
         data = output.get("data", {})
-        kind = "text/markdown" if "text/markdown" in data else "text/plain"
-        parts.append("".join(output.get("text", data.get(kind, ""))))
-    return "\n".join([*parts, source(cell)])
+        kind = "text/plain"
+        if "text/markdown" in data:
+            kind = "text/markdown"
+        shown = data.get(kind, "")
+        text = output.get("text", shown)
+        parts.append("".join(text))
+    parts.append(source(cell))
+    return "\n".join(parts)
 
 
 def figures_of(cell: Cell) -> dict[str, str]:
     """The figures that a cell recorded, as the lesson shows them."""
     figures = {}
     for output in cell.get("outputs", []):
-        record = output.get("data", {}).get(RECORD_TYPE, {})
-        if record.get("kind") == "figure":
-            text = f"{format_figure(record['value'])} {record['unit']}"
-            figures[record["name"]] = text.rstrip()
+        data = output.get("data", {})
+        record = data.get(RECORD_TYPE, {})
+        if record.get("kind") != "figure":
+            continue
+        value = format_figure(record["value"])
+        text = f"{value} {record['unit']}"
+        name = record["name"]
+        figures[name] = text.rstrip()
     return figures
 
 
@@ -138,7 +147,9 @@ def code(text: str) -> str:
 
 def plain(text: str) -> str:
     """Our own words in a table's cell."""
-    return re.sub(r"\s+", " ", text).strip().replace("|", r"\|")
+    line = re.sub(r"\s+", " ", text)
+    line = line.strip()
+    return line.replace("|", r"\|")
 
 
 def tables() -> dict[str, list[dict[str, str]]]:

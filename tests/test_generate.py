@@ -11,7 +11,7 @@ import nbformat
 import pytest
 
 from conftest import PARAMETERS
-from course import checkout, generate, notebooks, results
+from course import checkout, generate, notebooks, results, sources
 from utils import artifacts
 from utils.errors import ROOT, CourseError
 
@@ -51,7 +51,7 @@ def two(course, monkeypatch):
             "goals": ["see", "do", "tell"],
         }
         nbformat.write(notebook, path)
-    for module in (generate, results, notebooks):
+    for module in (generate, results, notebooks, sources):
         monkeypatch.setattr(module, "ROOT", course.root)
     return course
 

@@ -415,8 +415,11 @@ def test_readme_tree_names_what_is_there() -> None:
 # links ------------------------------------------------------------------------------------------
 
 
-def anchors(text: str) -> set[str]:
-    """The anchors that headings of a page get."""
+def anchors(target: Path) -> set[str]:
+    """The anchors that headings of a page get; of a notebook also those of its cells."""
+    text = target.read_text(encoding="utf-8")
+    if target.suffix == ".ipynb":
+        return {f"cell-id={cell['id']}" for cell in json.loads(text)["cells"]}
     heads = re.findall(r"^#+ (.+)$", text, re.M)
     return {
         re.sub(r"[^\w\- ]", "", head.lower()).strip().replace(" ", "-")
@@ -435,7 +438,7 @@ def dead_links(page: Path) -> list[str]:
         target = page.parent / name if name else page
         wrong = not target.exists()
         if anchor and not wrong:
-            wrong = anchor not in anchors(target.read_text(encoding="utf-8"))
+            wrong = anchor not in anchors(target)
         if wrong:
             dead.append(link)
     return dead

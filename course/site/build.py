@@ -73,7 +73,7 @@ def prepare(folder: Path) -> None:
 
 def call_sphinx(source_folder: Path, target: Path) -> None:
     """Turn the sources into pages; a warning is an error."""
-    command = [
+    command: list[str | Path] = [
         sys.executable,
         "-m",
         "sphinx",
@@ -96,7 +96,10 @@ def tidy(folder: Path) -> None:
     """Take away what no page needs, and mend what a screen reader would stumble on."""
     for name in NOT_NEEDED:
         for path in folder.glob(name):
-            shutil.rmtree(path) if path.is_dir() else path.unlink()
+            if path.is_dir():
+                shutil.rmtree(path)
+            else:
+                path.unlink()
     for path in folder.rglob("*.html"):
         text = path.read_text(encoding="utf-8")
         for found, better in MENDED.items():
@@ -115,10 +118,12 @@ def build(target: Path | None = None) -> Path:
     call_sphinx(folder, target)
     tidy(target)
     count = index.write_index(target)
-    size = sum(path.stat().st_size for path in target.rglob("*") if path.is_file())
+    files = [path for path in target.rglob("*") if path.is_file()]
+    size = sum(path.stat().st_size for path in files)
     seconds = f"{time.perf_counter() - start:.0f} s"
     print(f"{count} pages, {format_bytes(size)}, {seconds}")
-    print(f"site: {short_path(target / 'index.html')}")
+    first = target / "index.html"
+    print(f"site: {short_path(first)}")
     return target
 
 

@@ -103,12 +103,15 @@ def write_index(folder: Path) -> int:
         if name in NO_PAGES or name.startswith("_"):
             continue
         found = sections_of(path.read_text(encoding="utf-8"))
-        page = found[0]["title"] if found else name
+        page = name
+        if found:
+            page = found[0]["title"]
         for section in found:
             entries.append(
                 [name, section["id"], page, section["title"], section["text"]]
             )
     body = json.dumps(entries, ensure_ascii=False, separators=(",", ":"))
     script = f"window.courseIndex({body});\n"
-    (folder / "_static" / "index.js").write_text(script, encoding="utf-8")
+    file = folder / "_static" / "index.js"
+    file.write_text(script, encoding="utf-8")
     return len(paths)

@@ -57,18 +57,23 @@ def catalogue(language: str, page: str) -> dict[str, str]:
     path = path_of(language, page)
     if not path.exists():
         return {}
-    entries = polib.pofile(str(path)).translated_entries()
-    return {entry.msgid: entry.msgstr for entry in entries}
+    file = polib.pofile(str(path))
+    known = {}
+    for entry in file.translated_entries():
+        known[entry.msgid] = entry.msgstr
+    return known
 
 
 def path_of(language: str, page: str) -> Path:
     """The file of a catalogue."""
-    return ROOT / "translations" / language / f"{page}.po"
+    folder = ROOT / "translations" / language
+    return folder / f"{page}.po"
 
 
 def source_of(page: str) -> str:
     """The English page."""
-    return (ROOT / SOURCES[page]).read_text(encoding="utf-8")
+    path = ROOT / SOURCES[page]
+    return path.read_text(encoding="utf-8")
 
 
 def translate(text: str, known: dict[str, str]) -> str:

@@ -34,7 +34,10 @@ def run_this(facts: Facts) -> str:
         "Binder": binder,
         "your machine": "../README.md#begin",
     }
-    run = " · ".join(f"[{where}]({link})" for where, link in links.items())
+    doors = []
+    for where, link in links.items():
+        doors.append(f"[{where}]({link})")
+    run = " · ".join(doors)
     edit = in_repository(f"notebooks/{name}", "edit")
     title = f"{issue}&title=Lesson+{facts['number']}:+"
     tell = f"[edit it]({edit}) · [report a mistake]({title})"
@@ -48,10 +51,11 @@ def last_run(number: str) -> str:
     for row in rows:
         lesson = row["lessons"][number]
         green = "red" if lesson["problems"] else "green"
-        said.append(
-            f"{green} in `{row['name']}` on {row['date']} ({lesson['commit']})"
-        )
-    text = "; ".join(said) or "not recorded yet"
+        place = f"in `{row['name']}` on {row['date']}"
+        said.append(f"{green} {place} ({lesson['commit']})")
+    text = "not recorded yet"
+    if said:
+        text = "; ".join(said)
     outputs = recorded("laptop").get(number)
     if outputs:
         text += f". The outputs below are of commit {outputs['commit']}, "
@@ -61,7 +65,9 @@ def last_run(number: str) -> str:
 
 def header(text: str, facts: Facts) -> str:
     """The header of a lesson, with more places to run it than a notebook needs."""
-    told = run_this(facts) + "\n" + last_run(facts["number"])
+    told = run_this(facts)
+    told += "\n"
+    told += last_run(facts["number"])
     return BADGES.sub(lambda _: told, text, count=1)
 
 
@@ -129,7 +135,8 @@ def page_of(path: Path, target: Path) -> Notebook:
     """Write the page's notebook of a lesson into a folder, its pictures beside it."""
     notebook = read(path)
     facts = facts_of(path)
-    pictures = target / f"plots-{path.name[:2]}"
+    number = path.name[:2]
+    pictures = target / f"plots-{number}"
     for cell in notebook["cells"]:
         prepare(cell, str(pictures), facts)
     notebook["metadata"].pop("course", None)

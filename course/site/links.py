@@ -42,9 +42,12 @@ def lead(target: str, folder: str) -> str:
 
 def relead(text: str, folder: str) -> str:
     """Markdown whose links fit the site; code is left alone."""
+
+    def led(link: re.Match[str]) -> str:
+        return link[1] + lead(link[2], folder)
+
     parts = CODE.split(text)
     for place in range(0, len(parts), 2):
-        parts[place] = LINK.sub(
-            lambda match: match[1] + lead(match[2], folder), parts[place]
-        )
+        part = parts[place]
+        parts[place] = LINK.sub(led, part)
     return "".join(parts)

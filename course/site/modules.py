@@ -60,7 +60,7 @@ def signature(node: Definition) -> str:
     """A definition's first lines, its body left out.
 
     >>> signature(ast.parse("def f(a: int = 1) -> str: return ''").body[0])
-    'def f(a: int = 1) -> str'
+    'def f(a: int=1) -> str'
     """
     decorators = [f"@{ast.unparse(one)}\n" for one in node.decorator_list]
     if isinstance(node, ast.ClassDef):

@@ -16,13 +16,16 @@ from utils.show import format_bytes
 
 def docs() -> list[Path]:
     """The pages of `docs/`, whichever there are."""
-    return sorted((ROOT / "docs").glob("*.md"))
+    folder = ROOT / "docs"
+    return sorted(folder.glob("*.md"))
 
 
 def title_of(path: Path) -> str:
     """The first heading of a page."""
     text = path.read_text(encoding="utf-8")
-    return text.partition("# ")[2].partition("\n")[0]
+    _, _, rest = text.partition("# ")
+    title, _, _ = rest.partition("\n")
+    return title
 
 
 def largest(rows: list[Facts]) -> str:
@@ -53,19 +56,24 @@ def machines_page() -> str:
         own = [name for name in profiles_of(path) if name in ("gpu", "cluster")]
         rows.append({**facts, "own": own})
     peaks = {name: list(recorded(name).values()) for name in ("smoke", "laptop")}
-    return TEMPLATES.get_template("site_machines.j2").render(
-        rows=rows, smoke=largest(peaks["smoke"]), laptop=largest(peaks["laptop"])
-    )
+    template = TEMPLATES.get_template("site_machines.j2")
+    smoke = largest(peaks["smoke"])
+    laptop = largest(peaks["laptop"])
+    return template.render(rows=rows, smoke=smoke, laptop=laptop)
 
 
 def glossary_page(texts: dict[str, str]) -> str:
     """The glossary as a list of definitions, each with the lessons that use the word."""
-    page = (ROOT / "docs" / "glossary.md").read_text(encoding="utf-8")
+    path = ROOT / "docs" / "glossary.md"
+    page = path.read_text(encoding="utf-8")
     start, *sections = page.split("\n## ")
-    lines = [start.strip(), ""]
+    lines = [start.strip()]
+    lines.append("")
     for section in sections:
         heading, _, body = section.partition("\n")
-        lines += [f"## {heading}", "", "```{glossary}"]
+        lines.append(f"## {heading}")
+        lines.append("")
+        lines.append("```{glossary}")
         for term in read_terms(body):
             lines += entry(term, texts)
         lines += ["```", ""]

@@ -32,14 +32,17 @@ def read_terms(text: str) -> list[Term]:
     terms = []
     for names, meaning in ENTRY.findall(text):
         parts = tuple(name.strip() for name in names.split(","))
-        terms.append(Term(parts, " ".join(meaning.split())))
+        line = " ".join(meaning.split())
+        term = Term(parts, line)
+        terms.append(term)
     return terms
 
 
 def glossary(root: Path = ROOT) -> list[Term]:
     """The terms of the course."""
     page = root / "docs" / "glossary.md"
-    return read_terms(page.read_text(encoding="utf-8"))
+    text = page.read_text(encoding="utf-8")
+    return read_terms(text)
 
 
 @functools.cache

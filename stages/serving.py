@@ -1,0 +1,283 @@
+"""The server as a process: started and stopped by one command each, with one worker or several.
+
+    python -m stages.serving start FOLDER --port 8000 --workers 2
+    python -m stages.serving stop --port 8000
+
+With several workers a parent opens the address, and each worker, a process of its own with a model of its
+own, takes connections from it; one that dies is replaced. In a notebook the server is a thread:
+
+    with serve(folder, "course-model") as url: ...
+"""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import json
+import os
+import socket
+import subprocess
+import sys
+import threading
+import time
+import urllib.request
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import psutil
+import torch
+import uvicorn
+from fastapi import FastAPI
+from uvicorn.protocols.http.h11_impl import H11Protocol
+
+from stages.launch import free_port
+from stages.serving_app import build_app
+from stages.serving_protocol import KEYS, Callers, Limits
+from utils.artifacts import read_json, write_json
+from utils.errors import ROOT, CourseError, build_folder
+
+# How a worker finds its settings, since it is started with no arguments. No key is in them.
+SETTINGS = "COURSE_SERVE_SETTINGS"
+START_SECONDS = 180
+
+
+class PatientProtocol(H11Protocol):
+    """HTTP that waits for a client only as long as the limits say.
+
+    Without it a client that sends half a request, or reads nothing of its answer, keeps a connection,
+    and what was written for it, until it goes away by itself.
+    """
+
+    timer: asyncio.TimerHandle | None = None
+
+    def limits(self) -> Limits:
+        """The limits of the application behind this connection."""
+        limits: Limits = self.app_state["limits"]
+        return limits
+
+    def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
+        """A request must be there within its time; its body has a limit of its own."""
+        super().connection_made(transport)
+        seconds = self.limits().read_seconds
+        self.timer = self.loop.call_later(seconds, self.hang_up_if_silent)
+
+    def hang_up_if_silent(self) -> None:
+        """End a connection on which no request has come."""
+        if self.cycle is None:
+            self.transport.abort()
+
+    def pause_writing(self) -> None:
+        """The client does not read: it has its time to begin again."""
+        self.flow.pause_writing()
+        self.stop_timer()
+        seconds = self.limits().write_seconds
+        self.timer = self.loop.call_later(seconds, self.transport.abort)
+
+    def resume_writing(self) -> None:
+        """The client reads again."""
+        self.stop_timer()
+        self.flow.resume_writing()
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        """The client has left, or was made to."""
+        self.stop_timer()
+        super().connection_lost(exc)
+
+    def stop_timer(self) -> None:
+        """Wait for nothing any more."""
+        if self.timer:
+            self.timer.cancel()
+            self.timer = None
+
+
+def app_from_settings() -> FastAPI:
+    """The application of a worker, by what its environment says."""
+    given = json.loads(os.environ[SETTINGS])
+    torch.set_num_threads(given["threads"])
+    limits = Limits(**given["limits"])
+    hosts = tuple(given["hosts"])
+    callers = Callers.from_environment()
+    return build_app(given["folder"], given["name"], limits, callers, hosts)
+
+
+def options(limits: Limits) -> dict[str, Any]:
+    """How uvicorn is set up, whoever starts it."""
+    quiet = {"log_level": "warning", "access_log": False, "server_header": False}
+    ways = {"http": PatientProtocol, "ws": "none", "proxy_headers": False}
+    patience = {"timeout_keep_alive": 5, "timeout_graceful_shutdown": 5}
+    # A small buffer, so that a client that does not read is noticed.
+    bounds = {"limit_concurrency": limits.connections, "backlog": 256}
+    return {**quiet, **ways, **patience, **bounds}
+
+
+@contextmanager
+def serve(
+    folder: Path | str,
+    name: str,
+    limits: Limits | None = None,
+    callers: Callers | None = None,
+) -> Iterator[str]:
+    """A server in a thread of this process, on a free port of this machine; its address.
+
+    It ends with the block, also when something in the block fails.
+    """
+    limits = limits or Limits()
+    app = build_app(folder, name, limits, callers or Callers())
+    with serve_app(app, **options(limits)) as url:
+        yield url
+
+
+@contextmanager
+def serve_app(app: FastAPI, **how: Any) -> Iterator[str]:
+    """Any application, likewise."""
+    with socket.socket() as place:
+        place.bind(("127.0.0.1", 0))
+        config = uvicorn.Config(app, **{"log_level": "warning", **how})
+        server = uvicorn.Server(config)
+        run = {"target": server.run, "args": ([place],), "daemon": True}
+        thread = threading.Thread(**run)
+        thread.start()
+        try:
+            while not server.started and thread.is_alive():
+                time.sleep(0.01)
+            if not server.started:
+                raise CourseError("the server did not start", fix="see its message")
+            yield f"http://127.0.0.1:{place.getsockname()[1]}"
+        finally:
+            server.should_exit = True
+            thread.join(timeout=60)
+
+
+def run(given: dict[str, Any]) -> None:
+    """Serve until somebody ends it."""
+    os.environ[SETTINGS] = json.dumps(given)
+    limits = Limits(**given["limits"])
+    uvicorn.run(
+        "stages.serving:app_from_settings",
+        factory=True,
+        host=given["host"],
+        port=given["port"],
+        workers=given["workers"],
+        timeout_worker_healthcheck=60,
+        **options(limits),
+    )
+
+
+def note(port: int) -> Path:
+    """Where it is noted which process serves a port."""
+    return build_folder() / "serving" / f"{port}.json"
+
+
+def start(given: dict[str, Any]) -> str:
+    """Start a server in the background and wait until it answers; its address."""
+    port = given["port"] = given["port"] or free_port()
+    path = note(port)
+    path.parent.mkdir(parents=True, exist_ok=True)
+    if find(port):
+        raise CourseError("a server is running", path, f"stop --port {port}")
+    command = [sys.executable, "-m", "stages.serving", "run", json.dumps(given)]
+    environment = {**os.environ, "PYTHONPATH": str(ROOT)}
+    journal = path.with_suffix(".log")
+    with journal.open("wb") as file:
+        child = subprocess.Popen(
+            command,
+            stdin=subprocess.DEVNULL,
+            stdout=file,
+            stderr=file,
+            env=environment,
+            start_new_session=True,
+        )
+    begun = psutil.Process(child.pid).create_time()
+    write_json(path, {"pid": child.pid, "begun": begun})
+    url = f"http://127.0.0.1:{port}"
+    wait_for(url, child, journal)
+    return url
+
+
+def wait_for(url: str, child: subprocess.Popen[bytes], journal: Path) -> None:
+    """Return when a server answers; an error if it ends before that."""
+    end = time.monotonic() + START_SECONDS
+    while time.monotonic() < end:
+        try:
+            with urllib.request.urlopen(url + "/health", timeout=2):
+                return
+        except OSError:
+            if child.poll() is not None:
+                break
+        time.sleep(0.1)
+    child.kill()
+    raise CourseError("the server did not come up", journal, "read its last lines")
+
+
+def find(port: int) -> psutil.Process | None:
+    """The process that serves a port, if it is the one that was started here."""
+    facts = read_json(note(port))
+    try:
+        process = psutil.Process(facts["pid"])
+        # Another process may have the number by now.
+        same = abs(process.create_time() - facts["begun"]) < 1
+    except (TypeError, KeyError, psutil.NoSuchProcess):
+        return None
+    return process if same else None
+
+
+def stop(port: int) -> bool:
+    """End the server of a port and all its workers; whether there was one."""
+    process = find(port)
+    note(port).unlink(missing_ok=True)
+    if process is None:
+        return False
+    family = [process, *process.children(recursive=True)]
+    process.terminate()
+    _, left = psutil.wait_procs(family, timeout=20)
+    for one in left:
+        one.kill()
+    psutil.wait_procs(left, timeout=10)
+    return True
+
+
+def read_arguments(words: list[str]) -> argparse.Namespace:
+    """What was typed."""
+    parser = argparse.ArgumentParser(prog="python -m stages.serving")
+    commands = parser.add_subparsers(dest="command", required=True)
+    begin = commands.add_parser("start", help="serve a model in the background")
+    begin.add_argument("folder", help="a folder that `save_pretrained` has written")
+    begin.add_argument("--name", help="what callers call it; by default the folder's")
+    begin.add_argument("--host", default="127.0.0.1")
+    begin.add_argument("--hosts", nargs="*", default=[], help="names it answers to")
+    begin.add_argument("--port", type=int, default=8000)
+    begin.add_argument("--workers", type=int, default=1)
+    begin.add_argument("--threads", type=int, default=1, help="of each worker")
+    begin.add_argument("--limits", type=json.loads, default={}, help="as JSON")
+    end = commands.add_parser("stop", help="end it")
+    end.add_argument("--port", type=int, default=8000)
+    child = commands.add_parser("run", help="what `start` starts")
+    child.add_argument("given", type=json.loads)
+    return parser.parse_args(words)
+
+
+def main(words: list[str]) -> int:
+    """Start, stop, or serve until ended."""
+    given = vars(read_arguments(words))
+    command = given.pop("command")
+    if command == "run":
+        run(given["given"])
+    elif command == "stop":
+        print("stopped" if stop(given["port"]) else "no server of ours is there")
+    else:
+        Limits(**given["limits"])
+        folder = Path(given["folder"]).resolve()
+        given |= {"folder": str(folder), "name": given["name"] or folder.name}
+        print(f"serving {given['name']} at {start(given)}")
+        if not os.environ.get(KEYS):
+            print(f"anyone on this machine may ask: {KEYS} names no callers")
+    return 0
+
+
+if __name__ == "__main__":
+    try:
+        sys.exit(main(sys.argv[1:]))
+    except CourseError as error:
+        sys.exit(str(error))

@@ -3,8 +3,8 @@
     python -m stages.serving start FOLDER --port 8000 --workers 2
     python -m stages.serving stop --port 8000
 
-With several workers a parent opens the address, and each worker, a process of its own with a model of its
-own, takes connections from it; one that dies is replaced. In a notebook the server is a thread:
+With several workers a parent opens the address, and each worker, a process with a model of its own,
+takes connections from it; one that dies is replaced. In a notebook the server is a thread:
 
     with serve(folder, "course-model") as url: ...
 """
@@ -12,7 +12,6 @@ own, takes connections from it; one that dies is replaced. In a notebook the ser
 from __future__ import annotations
 
 import argparse
-import asyncio
 import json
 import os
 import socket
@@ -20,96 +19,43 @@ import subprocess
 import sys
 import threading
 import time
-import urllib.request
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import psutil
-import torch
 import uvicorn
-from fastapi import FastAPI
-from uvicorn.protocols.http.h11_impl import H11Protocol
 
-from stages.launch import free_port
-from stages.serving_app import build_app
+from stages.guarded import answers, end
+from stages.serving_http import end_with_parent, options
 from stages.serving_protocol import KEYS, Callers, Limits
 from utils.artifacts import read_json, write_json
 from utils.errors import ROOT, CourseError, build_folder
+
+if TYPE_CHECKING:
+    from fastapi import FastAPI
 
 # How a worker finds its settings, since it is started with no arguments. No key is in them.
 SETTINGS = "COURSE_SERVE_SETTINGS"
 START_SECONDS = 180
 
 
-class PatientProtocol(H11Protocol):
-    """HTTP that waits for a client only as long as the limits say.
-
-    Without it a client that sends half a request, or reads nothing of its answer, keeps a connection,
-    and what was written for it, until it goes away by itself.
-    """
-
-    timer: asyncio.TimerHandle | None = None
-
-    def limits(self) -> Limits:
-        """The limits of the application behind this connection."""
-        limits: Limits = self.app_state["limits"]
-        return limits
-
-    def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
-        """A request must be there within its time; its body has a limit of its own."""
-        super().connection_made(transport)
-        seconds = self.limits().read_seconds
-        self.timer = self.loop.call_later(seconds, self.hang_up_if_silent)
-
-    def hang_up_if_silent(self) -> None:
-        """End a connection on which no request has come."""
-        if self.cycle is None:
-            self.transport.abort()
-
-    def pause_writing(self) -> None:
-        """The client does not read: it has its time to begin again."""
-        self.flow.pause_writing()
-        self.stop_timer()
-        seconds = self.limits().write_seconds
-        self.timer = self.loop.call_later(seconds, self.transport.abort)
-
-    def resume_writing(self) -> None:
-        """The client reads again."""
-        self.stop_timer()
-        self.flow.resume_writing()
-
-    def connection_lost(self, exc: Exception | None) -> None:
-        """The client has left, or was made to."""
-        self.stop_timer()
-        super().connection_lost(exc)
-
-    def stop_timer(self) -> None:
-        """Wait for nothing any more."""
-        if self.timer:
-            self.timer.cancel()
-            self.timer = None
-
-
 def app_from_settings() -> FastAPI:
     """The application of a worker, by what its environment says."""
+    # The parent of several workers needs none of this, and starts without it.
+    import torch
+
+    from stages.serving_app import build_app
+
     given = json.loads(os.environ[SETTINGS])
+    if given["workers"] > 1:
+        end_with_parent()
     torch.set_num_threads(given["threads"])
     limits = Limits(**given["limits"])
     hosts = tuple(given["hosts"])
     callers = Callers.from_environment()
     return build_app(given["folder"], given["name"], limits, callers, hosts)
-
-
-def options(limits: Limits) -> dict[str, Any]:
-    """How uvicorn is set up, whoever starts it."""
-    quiet = {"log_level": "warning", "access_log": False, "server_header": False}
-    ways = {"http": PatientProtocol, "ws": "none", "proxy_headers": False}
-    patience = {"timeout_keep_alive": 5, "timeout_graceful_shutdown": 5}
-    # A small buffer, so that a client that does not read is noticed.
-    bounds = {"limit_concurrency": limits.connections, "backlog": 256}
-    return {**quiet, **ways, **patience, **bounds}
 
 
 @contextmanager
@@ -123,6 +69,8 @@ def serve(
 
     It ends with the block, also when something in the block fails.
     """
+    from stages.serving_app import build_app
+
     limits = limits or Limits()
     app = build_app(folder, name, limits, callers or Callers())
     with serve_app(app, **options(limits)) as url:
@@ -198,17 +146,21 @@ def start(given: dict[str, Any]) -> str:
 
 def wait_for(url: str, child: subprocess.Popen[bytes], journal: Path) -> None:
     """Return when a server answers; an error if it ends before that."""
-    end = time.monotonic() + START_SECONDS
-    while time.monotonic() < end:
-        try:
-            with urllib.request.urlopen(url + "/health", timeout=2):
-                return
-        except OSError:
-            if child.poll() is not None:
-                break
-        time.sleep(0.1)
-    child.kill()
+    late = time.monotonic() + START_SECONDS
+    while time.monotonic() < late and child.poll() is None:
+        if answers(url):
+            return
+        time.sleep(0.2)
+    end(psutil.Process(child.pid))
     raise CourseError("the server did not come up", journal, "read its last lines")
+
+
+def free_port() -> int:
+    """A port that nobody listens on now."""
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        port: int = probe.getsockname()[1]
+        return port
 
 
 def find(port: int) -> psutil.Process | None:
@@ -229,12 +181,7 @@ def stop(port: int) -> bool:
     note(port).unlink(missing_ok=True)
     if process is None:
         return False
-    family = [process, *process.children(recursive=True)]
-    process.terminate()
-    _, left = psutil.wait_procs(family, timeout=20)
-    for one in left:
-        one.kill()
-    psutil.wait_procs(left, timeout=10)
+    end(process)
     return True
 
 
@@ -244,15 +191,17 @@ def read_arguments(words: list[str]) -> argparse.Namespace:
     commands = parser.add_subparsers(dest="command", required=True)
     begin = commands.add_parser("start", help="serve a model in the background")
     begin.add_argument("folder", help="a folder that `save_pretrained` has written")
-    begin.add_argument("--name", help="what callers call it; by default the folder's")
+    begin.add_argument(
+        "--name", help="what callers call it; by default the folder's"
+    )
     begin.add_argument("--host", default="127.0.0.1")
     begin.add_argument("--hosts", nargs="*", default=[], help="names it answers to")
     begin.add_argument("--port", type=int, default=8000)
     begin.add_argument("--workers", type=int, default=1)
     begin.add_argument("--threads", type=int, default=1, help="of each worker")
     begin.add_argument("--limits", type=json.loads, default={}, help="as JSON")
-    end = commands.add_parser("stop", help="end it")
-    end.add_argument("--port", type=int, default=8000)
+    over = commands.add_parser("stop", help="end it")
+    over.add_argument("--port", type=int, default=8000)
     child = commands.add_parser("run", help="what `start` starts")
     child.add_argument("given", type=json.loads)
     return parser.parse_args(words)

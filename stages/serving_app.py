@@ -25,8 +25,8 @@ from starlette.exceptions import HTTPException
 from starlette.middleware.trustedhost import TrustedHostMiddleware
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
-from stages.serving_page import policy, read_page
 from stages.serving_engine import Engine, Piece, QueueFull, Request
+from stages.serving_page import policy, read_page
 from stages.serving_protocol import (
     END,
     EVENTS,
@@ -77,11 +77,15 @@ class Serving:
                 return self.tokenizer(ask.prompt)["input_ids"]
             assert isinstance(ask, Chat)
             if not self.tokenizer.chat_template:
-                raise Refusal(400, "this model has no chat template: use completions")
+                raise Refusal(
+                    400, "this model has no chat template: use completions"
+                )
             messages = [message.model_dump() for message in ask.messages]
             try:
                 rendered = self.tokenizer.apply_chat_template(
-                    messages, add_generation_prompt=True, sanitize_control_tokens=True
+                    messages,
+                    add_generation_prompt=True,
+                    sanitize_control_tokens=True,
                 )
             except Exception as error:  # a template is a program of its own
                 raise Refusal(400, f"the chat template refuses: {error}") from None
@@ -118,7 +122,9 @@ class Serving:
         try:
             self.engine.submit(ticket.request)
         except QueueFull:
-            raise Refusal(429, "too many are waiting; come back soon", wait=2) from None
+            raise Refusal(
+                429, "too many are waiting; come back soon", wait=2
+            ) from None
         return ticket
 
     async def answer(self, http: Http, kind: type[Ask]) -> Response:
@@ -280,7 +286,11 @@ def build_app(
         yield {"limits": limits}
         await asyncio.to_thread(serving.engine.stop)
 
-    quiet: dict[str, Any] = {"docs_url": None, "redoc_url": None, "openapi_url": None}
+    quiet: dict[str, Any] = {
+        "docs_url": None,
+        "redoc_url": None,
+        "openapi_url": None,
+    }
     app = FastAPI(lifespan=lifespan, **quiet)
     # A page of another site may point its own name at this address, but it cannot lie in this header.
     app.add_middleware(TrustedHostMiddleware, allowed_hosts=[*HOSTS, *hosts])

@@ -22,10 +22,11 @@ from dataclasses import dataclass, field
 from typing import Any
 
 import torch
-from tokenizers.decoders import DecodeStream
 from transformers import DynamicCache
-from transformers.cache_utils import Cache, CacheLayerMixin, DynamicLayer
+from transformers.cache_utils import Cache, DynamicLayer
 
+from stages.serving_cache import SlotLayer, mask_of
+from stages.serving_text import Text
 from utils.errors import CourseError
 
 log = logging.getLogger(__name__)
@@ -63,119 +64,6 @@ class Request:
     cancelled: bool = False
     made: list[int] = field(default_factory=list)
     reason: str = ""
-
-
-class Text:
-    """Tokens to text, of which no part is given out that a later token could change.
-
-    Held back are the bytes of a character that is not whole yet, and what may be the beginning of
-    one of the strings at which the answer is to stop.
-    """
-
-    def __init__(self, tokenizer: Any, stop: tuple[str, ...] = ()) -> None:
-        self.tokenizer = tokenizer
-        self.stop = stop
-        self.ids: list[int] = []
-        self.text = ""
-        self.sent = 0
-        self.stopped = False
-        self.stream = DecodeStream(skip_special_tokens=True)
-
-    def add(self, token: int) -> str:
-        """What can be given out after one more token."""
-        self.ids.append(token)
-        self.text += (
-            self.stream.step(self.tokenizer.backend_tokenizer, token) or ""
-        )
-        return self.give(self.safe())
-
-    def safe(self) -> int:
-        """How much of the text nothing can change any more."""
-        places = [self.text.find(stop, self.sent) for stop in self.stop]
-        places = [place for place in places if place >= 0]
-        if places:
-            self.stopped = True
-            self.text = self.text[: min(places)]
-            return len(self.text)
-        return len(self.text) - self.doubtful()
-
-    def doubtful(self) -> int:
-        """The length of the longest ending that may become a stop string."""
-        longest = 0
-        for stop in self.stop:
-            for size in range(1, len(stop)):
-                if self.text.endswith(stop[:size]):
-                    longest = max(longest, size)
-        return min(longest, len(self.text) - self.sent)
-
-    def give(self, end: int) -> str:
-        """The text up to a place that was not given out before."""
-        piece = self.text[self.sent : end]
-        self.sent = max(self.sent, end)
-        return piece
-
-    def rest(self) -> str:
-        """What is left at the end, half a character included, as the tokenizer writes it."""
-        if not self.stopped:
-            whole = self.tokenizer.decode(self.ids, skip_special_tokens=True)
-            if whole.startswith(self.text):
-                self.text = whole
-        return self.give(len(self.text))
-
-
-class SlotLayer(CacheLayerMixin):
-    """The keys and values of one layer, a row for each answer, written at a place of its own."""
-
-    def __init__(self, rows: int, length: int, like: DynamicLayer) -> None:
-        super().__init__()
-        assert like.keys is not None and like.values is not None
-        size = [rows, like.keys.shape[1], length]
-        # Zeros, because a masked place is multiplied by nought and must be a number.
-        self.keys = like.keys.new_zeros([*size, like.keys.shape[3]])
-        self.values = like.values.new_zeros([*size, like.values.shape[3]])
-        self.is_initialized = True
-        self.places = torch.zeros(0, dtype=torch.long)
-
-    def lazy_initialization(self, keys: torch.Tensor, values: torch.Tensor) -> None:
-        """Everything is there from the beginning."""
-
-    def update(
-        self, keys: torch.Tensor, values: torch.Tensor, *args: Any, **more: Any
-    ) -> tuple[torch.Tensor, torch.Tensor]:
-        """Write one token of each row at its place; all that the longest row has."""
-        assert self.keys is not None and self.values is not None
-        rows = torch.arange(len(keys), device=keys.device)
-        self.keys[rows, :, self.places] = keys[:, :, 0]
-        self.values[rows, :, self.places] = values[:, :, 0]
-        top = self.get_seq_length() + 1
-        return self.keys[: len(keys), :, :top], self.values[: len(keys), :, :top]
-
-    def get_mask_sizes(self, query_length: int) -> tuple[int, int]:
-        """How many places a token may look at, and where they begin."""
-        return self.get_seq_length() + query_length, 0
-
-    def get_seq_length(self) -> int:
-        """The place at which the longest row goes on."""
-        return int(self.places.max()) if len(self.places) else 0
-
-    def get_max_length(self) -> int:
-        """How many tokens a row can hold."""
-        assert self.keys is not None
-        return self.keys.shape[2]
-
-    def put(self, row: int, filled: DynamicLayer) -> None:
-        """Take over what the reading of a prompt has left."""
-        assert self.keys is not None and self.values is not None
-        assert filled.keys is not None and filled.values is not None
-        length = filled.keys.shape[2]
-        self.keys[row, :, :length] = filled.keys[0]
-        self.values[row, :, :length] = filled.values[0]
-
-    def move(self, source: int, target: int, length: int) -> None:
-        """Close a gap, so that the rows in use are always the first ones."""
-        assert self.keys is not None and self.values is not None
-        self.keys[target, :, :length] = self.keys[source, :, :length]
-        self.values[target, :, :length] = self.values[source, :, :length]
 
 
 @dataclass(eq=False)
@@ -306,9 +194,13 @@ class Engine:
         if self.cache is None:
             layers = one.cache.layers
             if any(type(layer) is not DynamicLayer for layer in layers):
-                kinds = ", ".join(sorted({type(layer).__name__ for layer in layers}))
+                kinds = ", ".join(
+                    sorted({type(layer).__name__ for layer in layers})
+                )
                 fix = "serve it by `transformers serve` or vLLM"
-                raise CourseError("this model's cache has no plain rows", kinds, fix)
+                raise CourseError(
+                    "this model's cache has no plain rows", kinds, fix
+                )
             made = [SlotLayer(self.rows, self.length, layer) for layer in layers]
             self.cache = Cache(layers=made)
         for slots, filled in zip(self.cache.layers, one.cache.layers, strict=True):
@@ -412,19 +304,6 @@ def why_gone(request: Request, now: float) -> str:
     if request.cancelled:
         return "cancelled"
     return "timeout" if now > request.deadline else ""
-
-
-def mask_of(places: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
-    """What the token at each place may look at: everything in its own row up to itself.
-
-    >>> mask_of(torch.tensor([0, 2]), torch.float32)[:, 0, 0] == 0
-    tensor([[ True, False, False],
-            [ True,  True,  True]])
-    """
-    top = int(places.max()) + 1
-    seen = torch.arange(top, device=places.device) <= places[:, None]
-    mask = torch.zeros(seen.shape, dtype=dtype, device=places.device)
-    return mask.masked_fill(~seen, torch.finfo(dtype).min)[:, None, None]
 
 
 def choose(logits: torch.Tensor, one: Running) -> int:

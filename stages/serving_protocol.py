@@ -224,7 +224,9 @@ class Answer:
         facts: dict[str, Any] = {"id": f"{prefix}-{self.id}", "object": name}
         return {**facts, "created": self.created, "model": self.model}
 
-    def whole(self, text: str, reason: str, usage: dict[str, int]) -> dict[str, Any]:
+    def whole(
+        self, text: str, reason: str, usage: dict[str, int]
+    ) -> dict[str, Any]:
         """The answer in one piece."""
         choice: dict[str, Any] = {"index": 0, "finish_reason": reason}
         choice["logprobs"] = None

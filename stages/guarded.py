@@ -9,6 +9,7 @@ fails, or is killed, the pipe closes, and the guard ends the child with everythi
 from __future__ import annotations
 
 import os
+import socket
 import subprocess
 import sys
 import tempfile
@@ -71,6 +72,18 @@ class Guarded:
         last = self.journal_text().splitlines()[-12:]
         self.stop()
         raise CourseError("the server did not come up", fix="\n".join(last))
+
+
+def free_port() -> int:
+    """A port that nobody listens on now.
+
+    >>> 1024 < free_port() < 65536
+    True
+    """
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        port: int = probe.getsockname()[1]
+        return port
 
 
 def answers(url: str) -> bool:

@@ -27,7 +27,7 @@ from typing import TYPE_CHECKING, Any
 import psutil
 import uvicorn
 
-from stages.guarded import answers, end
+from stages.guarded import answers, end, free_port
 from stages.serving_http import end_with_parent, options
 from stages.serving_protocol import KEYS, Callers, Limits
 from utils.artifacts import read_json, write_json
@@ -82,7 +82,8 @@ def serve_app(app: FastAPI, **how: Any) -> Iterator[str]:
     """Any application, likewise."""
     with socket.socket() as place:
         place.bind(("127.0.0.1", 0))
-        config = uvicorn.Config(app, **{"log_level": "warning", **how})
+        usual = {"log_level": "warning", "timeout_graceful_shutdown": 2}
+        config = uvicorn.Config(app, **{**usual, **how})
         server = uvicorn.Server(config)
         run = {"target": server.run, "args": ([place],), "daemon": True}
         thread = threading.Thread(**run)
@@ -113,19 +114,40 @@ def run(given: dict[str, Any]) -> None:
     )
 
 
+def command_for(
+    folder: Path | str,
+    name: str,
+    port: int,
+    limits: Limits | None = None,
+    workers: int = 1,
+    threads: int = 1,
+    host: str = "127.0.0.1",
+    hosts: list[str] | None = None,
+) -> list[str]:
+    """The command that serves a folder until it is ended."""
+    given = {"folder": str(folder), "name": name, "host": host, "port": port}
+    given |= {"workers": workers, "threads": threads, "hosts": hosts or []}
+    given |= {"limits": (limits or Limits()).model_dump()}
+    return [sys.executable, "-m", "stages.serving", "run", json.dumps(given)]
+
+
 def note(port: int) -> Path:
     """Where it is noted which process serves a port."""
     return build_folder() / "serving" / f"{port}.json"
 
 
-def start(given: dict[str, Any]) -> str:
+def start(folder: Path, name: str, port: int, **how: Any) -> str:
     """Start a server in the background and wait until it answers; its address."""
-    port = given["port"] = given["port"] or free_port()
     path = note(port)
     path.parent.mkdir(parents=True, exist_ok=True)
     if find(port):
         raise CourseError("a server is running", path, f"stop --port {port}")
-    command = [sys.executable, "-m", "stages.serving", "run", json.dumps(given)]
+    url = f"http://127.0.0.1:{port}"
+    if answers(url):
+        raise CourseError(
+            f"something else listens on port {port}", fix="take another"
+        )
+    command = command_for(folder, name, port, **how)
     environment = {**os.environ, "PYTHONPATH": str(ROOT)}
     journal = path.with_suffix(".log")
     with journal.open("wb") as file:
@@ -139,7 +161,6 @@ def start(given: dict[str, Any]) -> str:
         )
     begun = psutil.Process(child.pid).create_time()
     write_json(path, {"pid": child.pid, "begun": begun})
-    url = f"http://127.0.0.1:{port}"
     wait_for(url, child, journal)
     return url
 
@@ -153,14 +174,6 @@ def wait_for(url: str, child: subprocess.Popen[bytes], journal: Path) -> None:
         time.sleep(0.2)
     end(psutil.Process(child.pid))
     raise CourseError("the server did not come up", journal, "read its last lines")
-
-
-def free_port() -> int:
-    """A port that nobody listens on now."""
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        port: int = probe.getsockname()[1]
-        return port
 
 
 def find(port: int) -> psutil.Process | None:
@@ -216,10 +229,11 @@ def main(words: list[str]) -> int:
     elif command == "stop":
         print("stopped" if stop(given["port"]) else "no server of ours is there")
     else:
-        Limits(**given["limits"])
-        folder = Path(given["folder"]).resolve()
-        given |= {"folder": str(folder), "name": given["name"] or folder.name}
-        print(f"serving {given['name']} at {start(given)}")
+        folder = Path(given.pop("folder")).resolve()
+        name = given.pop("name") or folder.name
+        port = given.pop("port") or free_port()
+        given["limits"] = Limits(**given["limits"])
+        print(f"serving {name} at {start(folder, name, port, **given)}")
         if not os.environ.get(KEYS):
             print(f"anyone on this machine may ask: {KEYS} names no callers")
     return 0

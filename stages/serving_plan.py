@@ -210,6 +210,8 @@ HELD_OUT = [
     Report(LLAMA_7B, 32, 1, READS, 529),
     Report(LLAMA_7B, 16, 1, LONG, 592),
 ]
+# What `fit` makes of `PUBLISHED`; a test holds it to that.
+GOOD_SERVER = Efficiency(0.54, 0.76)
 STEPS = [share / 100 for share in range(40, 101, 2)]
 
 

@@ -216,7 +216,10 @@ def test_a_client_that_leaves_while_it_waits_or_is_served_leaves_nothing(url):
     async def leave_all():
         body = {**BODY, "stream": True, "max_tokens": 64}
         await asyncio.gather(
-            *[BAD_MANNERS["a dropped connection"][0](url, body, "key-m") for _ in "abcd"]
+            *[
+                BAD_MANNERS["a dropped connection"][0](url, body, "key-m")
+                for _ in "abcd"
+            ]
         )
 
     asyncio.run(leave_all())

@@ -63,9 +63,7 @@ def test_rows_that_are_used_again_hold_nothing_of_the_past(model, tokenizer):
 def test_what_is_drawn_depends_on_the_seed_and_on_no_neighbour(model, tokenizer):
     def drawn(company):
         engine = Engine(model, tokenizer, rows=4, length=96)
-        request = Request(
-            [5, 6, 7], most=20, temperature=1.0, top_p=0.9, seed=11
-        )
+        request = Request([5, 6, 7], most=20, temperature=1.0, top_p=0.9, seed=11)
         run(engine, [*mixed_requests(company, seed=3), request])
         return request.made
 

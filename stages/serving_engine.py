@@ -126,6 +126,7 @@ class Engine:
             self.waiting.append(request)
             self.lock.notify()
 
+    @torch.inference_mode()
     def step(self) -> None:
         """Let go who has left, admit one, read a piece of its prompt, write a token of each answer."""
         self.drop_the_gone()
@@ -164,7 +165,6 @@ class Engine:
             draw = torch.Generator(self.model.device).manual_seed(request.seed)
             self.filling.draw = draw
 
-    @torch.inference_mode()
     def fill(self, one: Running) -> None:
         """Read the next piece of a prompt; behind the last one comes the first token."""
         try:
@@ -208,7 +208,6 @@ class Engine:
         one.cache = None
         self.running.append(one)
 
-    @torch.inference_mode()
     def write(self) -> None:
         """One more token for each answer."""
         assert self.cache is not None
@@ -280,7 +279,12 @@ class Engine:
                 if not self.busy:
                     self.lock.wait(timeout=1)
                     continue
-            self.step()
+            try:
+                self.step()
+            except Exception:
+                # Whatever it was, those who are here pay for it and those who come do not.
+                log.exception("the engine begins anew")
+                self.end_all("error")
 
     def stop(self) -> None:
         """End the thread, and with it whatever is not finished."""
@@ -289,8 +293,19 @@ class Engine:
             self.lock.notify()
         if self.thread:
             self.thread.join(timeout=60)
-        for request in [*self.waiting, *[one.request for one in self.running]]:
-            finish(request, "", "cancelled")
+        self.end_all("cancelled")
+
+    def end_all(self, reason: str) -> None:
+        """End every request, wherever it is, and forget the cache."""
+        with self.lock:
+            requests = [one.request for one in self.running]
+            requests += [self.filling.request] if self.filling else []
+            requests += self.waiting
+            self.waiting.clear()
+        self.running, self.filling, self.cache = [], None, None
+        for request in requests:
+            if not request.reason:
+                finish(request, "", reason)
 
 
 def finish(request: Request, text: str, reason: str) -> None:

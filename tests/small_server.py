@@ -9,13 +9,14 @@ import torch
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers
 from transformers import LlamaConfig, LlamaForCausalLM, PreTrainedTokenizerFast
 
+from stages.serving_load import BAD_MANNERS
 from stages.serving_protocol import Callers, Limits, digest
 
 NAME = "small"
 LIMITS = Limits(
     rows=4,
-    length=96,
-    most=64,
+    length=256,
+    most=200,
     waiting=8,
     per_caller=4,
     read_seconds=1,
@@ -71,8 +72,13 @@ def write_small(folder: Path) -> Path:
 
 
 def callers() -> Callers:
-    """Two of them."""
-    return Callers({"alice": digest("key-a"), "mallory": digest("key-m")})
+    """Two of them, and one for each kind of bad client."""
+    keys = {
+        "alice": "key-a",
+        "mallory": "key-m",
+        **{name: name for name in BAD_MANNERS},
+    }
+    return Callers({name: digest(key) for name, key in keys.items()})
 
 
 def truth(model: Any, ids: list[int], most: int) -> list[int]:

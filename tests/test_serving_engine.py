@@ -9,6 +9,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from small_server import small_model, small_tokenizer, truth
 
+from conftest import wait_until
 from stages.serving_engine import Engine, QueueFull, Request
 from stages.serving_text import Text
 
@@ -141,6 +142,20 @@ def test_a_failing_step_ends_its_answers_and_not_the_engine(
     assert doomed.reason == "error" and not engine.busy
     after = Request([3], most=9)
     run(engine, [after])
+    assert after.made == truth(model, [3], 9)
+
+
+def test_an_engine_that_stumbles_begins_anew(model, tokenizer, monkeypatch):
+    engine = Engine(model, tokenizer, rows=2, length=96).start()
+    doomed, after = Request([3], most=9), Request([3], most=9)
+    with monkeypatch.context() as patch:
+        patch.setattr(engine, "admit", lambda: 1 / 0)
+        engine.submit(doomed)
+        wait_until(lambda: doomed.reason, "an end")
+    engine.submit(after)
+    wait_until(lambda: after.reason, "an answer")
+    engine.stop()
+    assert doomed.reason == "error"
     assert after.made == truth(model, [3], 9)
 
 

@@ -16,7 +16,7 @@ import copy
 import logging
 import threading
 import time
-from collections import deque
+from collections import Counter, deque
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any
@@ -157,13 +157,22 @@ class Engine:
         with self.lock:
             if self.filling or len(self.running) >= self.rows or not self.waiting:
                 return
-            request = self.waiting.popleft()
+            request = self.next_waiting()
+            self.waiting.remove(request)
         text = Text(self.tokenizer, request.stop)
         self.filling = Running(request, text, DynamicCache())
         if request.temperature > 0 and request.seed is not None:
             # `seed` alone decides what is drawn, whoever else is served.
             draw = torch.Generator(self.model.device).manual_seed(request.seed)
             self.filling.draw = draw
+
+    def next_waiting(self) -> Request:
+        """The oldest request of those whose caller has the fewest rows.
+
+        So whoever asks once does not wait behind somebody who asks all the time.
+        """
+        rows = Counter(one.request.caller for one in self.running)
+        return min(self.waiting, key=lambda request: rows[request.caller])
 
     def fill(self, one: Running) -> None:
         """Read the next piece of a prompt; behind the last one comes the first token."""

@@ -6,12 +6,15 @@ import logging
 import socket
 import time
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import asynccontextmanager
 from urllib.error import HTTPError
 from urllib.request import Request as Letter
 from urllib.request import urlopen
 
 import openai
 import pytest
+from fastapi import FastAPI
+from fastapi.responses import StreamingResponse
 from small_server import (
     LIMITS,
     NAME,
@@ -23,6 +26,8 @@ from small_server import (
 )
 
 from stages.serving import serve, serve_app
+from stages.serving_app import build_app
+from stages.serving_http import options
 from stages.serving_load import BAD_MANNERS, ask
 from stages.serving_protocol import Callers, digest
 
@@ -244,24 +249,18 @@ def test_bad_clients_get_what_they_should_and_the_others_their_answers(url, want
 
 def test_a_client_that_reads_nothing_of_much_is_hung_up_on(folder):
     """More than any buffer holds: without a clock this connection would stay for good."""
-    from fastapi import FastAPI
-    from fastapi.responses import StreamingResponse
-
-    from stages.serving_http import options
-
     ended = []
 
     async def flood():
         try:
             while True:
                 yield b"x" * 100_000
+                await asyncio.sleep(0)
         finally:
             ended.append(True)
 
     async def lifespan_state(app):
         yield {"limits": LIMITS}
-
-    from contextlib import asynccontextmanager
 
     app = FastAPI(lifespan=asynccontextmanager(lifespan_state))
     app.get("/")(lambda: StreamingResponse(flood()))
@@ -300,9 +299,6 @@ def test_a_full_queue_says_when_to_come_back(folder):
 
 
 def test_health_is_not_well_when_the_engine_is_not(folder):
-    from stages.serving_app import build_app
-    from stages.serving_http import options
-
     app = build_app(folder, NAME, LIMITS, Callers())
     with serve_app(app, **options(LIMITS)) as url:
         assert urlopen(url + "/health", timeout=60).status == 200

@@ -107,6 +107,20 @@ def test_a_client_that_leaves_frees_its_row_and_disturbs_nobody(model, tokenizer
         assert request.made == truth(model, request.ids, 40)
 
 
+def test_one_caller_does_not_keep_the_others_waiting(model, tokenizer):
+    engine = Engine(model, tokenizer, rows=2, length=96)
+    ends = []
+    hog = [Request([3], most=4, caller="hog") for _ in range(8)]
+    ann = Request([4], most=4, caller="ann")
+    for request in [*hog, ann]:
+        request.sink = lambda piece, one=request: ends.append(one)
+        engine.submit(request)
+    while engine.busy:
+        engine.step()
+    order = list(dict.fromkeys(map(id, ends)))
+    assert order.index(id(ann)) <= 2
+
+
 def test_time_runs_out_wherever_a_request_is(model, tokenizer):
     engine = Engine(model, tokenizer, rows=1, length=96)
     running, waiting = (Request([3], most=90), Request([4], most=9))

@@ -18,10 +18,12 @@ from stages.serving_engine import Piece, QueueFull
 
 TALK: list[Any] = [{"role": "user", "content": "What now?"}]
 LATE = Piece("(nothing was sent before the second piece)", "stop")
+# So many pieces may be written for a client that has left until somebody notices.
+PATIENCE = 400
 
 
 class Played:
-    """A request whose pieces are given; behind the first one it waits until the client has it."""
+    """A request whose pieces are given; the second one comes when the first has been sent."""
 
     usage = {"prompt_tokens": 5, "completion_tokens": 3, "total_tokens": 8}
 
@@ -29,13 +31,13 @@ class Played:
         self.pieces = iter(pieces)
         self.count = 0
         self.cancelled = False
-        self.seen = threading.Event()
+        self.sent = threading.Event()
 
     async def next(self) -> Piece:
         """The next piece of the answer."""
         await asyncio.sleep(0.002)
         self.count += 1
-        if self.count == 2 and not await asyncio.to_thread(self.seen.wait, 20):
+        if self.count == 2 and not await asyncio.to_thread(self.sent.wait, 5):
             return LATE
         return next(self.pieces)
 
@@ -57,25 +59,52 @@ class Player:
 Build = Callable[[Player], FastAPI]
 
 
+class Overheard:
+    """An application of which a request is told when the first part of an answer goes out."""
+
+    def __init__(self, app: FastAPI, request: Played) -> None:
+        self.app = app
+        self.request = request
+
+    async def __call__(self, scope: Any, receive: Any, send: Any) -> None:
+        """Pass everything on."""
+
+        async def overhear(message: Any) -> None:
+            await send(message)
+            if message.get("body"):
+                self.request.sent.set()
+
+        await self.app(scope, receive, overhear)
+
+
 def stream(
     build: Build, player: Player, leave: bool = False, **how: Any
 ) -> list[Any]:
     """The chunks that the official client gets; with `leave` it hangs up behind the first."""
     from openai import OpenAI
 
-    with serve_app(build(player)) as url:
+    app: Any = Overheard(build(player), player.request)
+    with serve_app(app) as url:
         options = {"api_key": "none", "max_retries": 0, "timeout": 60}
         client = OpenAI(base_url=url + "/v1", **options)  # type: ignore[arg-type]
         chunks = client.chat.completions.create(
             model="m", messages=TALK, stream=True, **how
         )
         parts = [next(iter(chunks))]
-        player.request.seen.set()
         if not leave:
             parts += list(chunks)
         chunks.close()
-        late = time.monotonic() + 10
-        while leave and not player.request.cancelled and time.monotonic() < late:
-            time.sleep(0.01)
         client.close()
+        if leave:
+            wait_for_the_end(player.request)
     return parts
+
+
+def wait_for_the_end(request: Played) -> None:
+    """Until somebody ends a request, or it has written far too much for nobody."""
+    last = request.count + PATIENCE
+    late = time.monotonic() + 20
+    while not request.cancelled and request.count < last:
+        if time.monotonic() > late:
+            return
+        time.sleep(0.01)

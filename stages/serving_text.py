@@ -30,13 +30,21 @@ class Text:
         return self.give(self.safe())
 
     def safe(self) -> int:
-        """How much of the text nothing can change any more."""
-        places = [self.text.find(stop, self.sent) for stop in self.stop]
-        places = [place for place in places if place >= 0]
-        if places:
+        """How much of the text nothing can change any more.
+
+        Of several stops the one counts that is complete first, so that it does not matter how the
+        text was cut into tokens.
+        """
+        found = []
+        for stop in self.stop:
+            place = self.text.find(stop, self.sent)
+            if place >= 0:
+                found.append((place + len(stop), place))
+        if found:
+            _, place = min(found)
             self.stopped = True
-            self.text = self.text[: min(places)]
-            return len(self.text)
+            self.text = self.text[:place]
+            return place
         return len(self.text) - self.doubtful()
 
     def doubtful(self) -> int:

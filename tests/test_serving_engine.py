@@ -186,7 +186,11 @@ def test_a_long_prompt_is_read_in_pieces_between_the_steps(model, tokenizer):
     assert len(short.made) == before + 8 and len(long.made) == 2
 
 
-@given(st.text(max_size=30), st.lists(st.text(min_size=1, max_size=3), max_size=3))
+SIGNS = st.text("ab\n東", max_size=20)
+STOPS = st.lists(st.text("ab\n東", min_size=1, max_size=4), max_size=3)
+
+
+@given(st.text(max_size=30) | SIGNS, STOPS)
 @settings(max_examples=120, deadline=None)
 def test_text_comes_out_whole_and_ends_at_the_first_stop(text, stops):
     tokenizer = small_tokenizer()
@@ -198,8 +202,12 @@ def test_text_comes_out_whole_and_ends_at_the_first_stop(text, stops):
         if decoder.stopped:
             break
     given_out += decoder.rest()
-    places = [text.find(stop) for stop in stops if stop in text]
-    assert given_out == text[: min(places, default=len(text))]
+    found = [
+        (text.find(stop) + len(stop), text.find(stop))
+        for stop in stops
+        if stop in text
+    ]
+    assert given_out == (text[: min(found)[1]] if found else text)
 
 
 def test_half_a_character_at_the_end_is_what_the_tokenizer_writes():

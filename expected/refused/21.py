@@ -167,7 +167,8 @@ def within_a_piece(pieces, stops):
 
 def all_at_the_end(pieces, stops):
     text = "".join(pieces)
-    yield text[: min([text.find(s) for s in stops if s in text] + [len(text)])]
+    ends = [(text.find(s) + len(s), text.find(s)) for s in stops if s in text]
+    yield text[: min(ends, default=(0, len(text)))[1]]
 
 
 def first_of_the_list(pieces, stops):
@@ -196,9 +197,9 @@ def rest_forgotten(pieces, stops):
     held = ""
     for piece in pieces:
         held += piece
-        places = [held.find(stop) for stop in stops if stop in held]
-        if places:
-            yield held[: min(places)]
+        ends = [(held.find(s) + len(s), held.find(s)) for s in stops if s in held]
+        if ends:
+            yield held[: min(ends)[1]]
             return
         doubt = max(
             [n for stop in stops for n in range(1, len(stop)) if held.endswith(stop[:n])],

@@ -6,6 +6,7 @@ Whether a streaming endpoint is right shows in what the client makes of it: no m
 from __future__ import annotations
 
 import asyncio
+import functools
 import threading
 import time
 from collections.abc import Callable, Iterable
@@ -81,12 +82,9 @@ def stream(
     build: Build, player: Player, leave: bool = False, **how: Any
 ) -> list[Any]:
     """The chunks that the official client gets; with `leave` it hangs up behind the first."""
-    from openai import OpenAI
-
     app: Any = Overheard(build(player), player.request)
     with serve_app(app) as url:
-        options = {"api_key": "none", "max_retries": 0, "timeout": 60}
-        client = OpenAI(base_url=url + "/v1", **options)  # type: ignore[arg-type]
+        client = official_client().with_options(base_url=url + "/v1")
         chunks = client.chat.completions.create(
             model="m", messages=TALK, stream=True, **how
         )
@@ -94,10 +92,17 @@ def stream(
         if not leave:
             parts += list(chunks)
         chunks.close()
-        client.close()
         if leave:
             wait_for_the_end(player.request)
     return parts
+
+
+@functools.cache
+def official_client() -> Any:
+    """One for all: it reads certificates when it is made, which takes longer than an answer."""
+    from openai import OpenAI
+
+    return OpenAI(api_key="none", max_retries=0, timeout=60)
 
 
 def wait_for_the_end(request: Played) -> None:

@@ -48,8 +48,9 @@ class Guarded:
 
     def stop(self) -> None:
         """End it and all that it has started, and wait until they are gone."""
-        if self.process.stdin and not self.process.stdin.closed:
-            self.process.stdin.close()
+        pipe = self.process.stdin
+        if pipe and not pipe.closed:
+            pipe.close()
         self.process.wait(timeout=60)
         self.journal.close()
 
@@ -60,7 +61,8 @@ class Guarded:
 
     def journal_text(self) -> str:
         """What it has printed."""
-        return Path(self.journal.name).read_text(encoding="utf-8", errors="replace")
+        path = Path(self.journal.name)
+        return path.read_text(encoding="utf-8", errors="replace")
 
     def wait_for(self, url: str, seconds: float = 180) -> str:
         """Return the address when something answers there; an error if the command ends before."""

@@ -133,7 +133,8 @@ def command_for(
 
 def note(port: int) -> Path:
     """Where it is noted which process serves a port."""
-    return build_folder() / "serving" / f"{port}.json"
+    folder = build_folder() / "serving"
+    return folder / f"{port}.json"
 
 
 def start(folder: Path, name: str, port: int, **how: Any) -> str:

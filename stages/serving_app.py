@@ -215,7 +215,8 @@ async def parts(ask: Ask, answer: Answer, ticket: Ticket) -> AsyncIterator[bytes
             first = False
     if ask.stream_options and ask.stream_options.include_usage:
         request = ticket.request
-        yield answer.usage(usage_of(len(request.ids), len(request.made)))
+        usage = usage_of(len(request.ids), len(request.made))
+        yield answer.usage(usage)
     yield END
 
 

@@ -308,7 +308,8 @@ class Engine:
         """End every request, wherever it is, and forget the cache."""
         with self.lock:
             requests = [one.request for one in self.running]
-            requests += [self.filling.request] if self.filling else []
+            if self.filling:
+                requests.append(self.filling.request)
             requests += self.waiting
             self.waiting.clear()
         self.running, self.filling, self.cache = [], None, None
@@ -320,7 +321,8 @@ class Engine:
 def finish(request: Request, text: str, reason: str) -> None:
     """Hand over the last piece of an answer."""
     request.reason = reason
-    request.sink(Piece(text, reason))
+    piece = Piece(text, reason)
+    request.sink(piece)
 
 
 def why_gone(request: Request, now: float) -> str:

@@ -54,12 +54,14 @@ class Text:
             for size in range(1, len(stop)):
                 if self.text.endswith(stop[:size]):
                     longest = max(longest, size)
-        return min(longest, len(self.text) - self.sent)
+        unsent = len(self.text) - self.sent
+        return min(longest, unsent)
 
     def give(self, end: int) -> str:
         """The text up to a place that was not given out before."""
-        piece = self.text[self.sent : end]
-        self.sent = max(self.sent, end)
+        start = self.sent
+        piece = self.text[start:end]
+        self.sent = max(start, end)
         return piece
 
     def rest(self) -> str:

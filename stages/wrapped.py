@@ -63,7 +63,9 @@ def environment() -> dict[str, str]:
     for name, text in os.environ.items():
         if not name.startswith(("PYTHON", "VIRTUAL_ENV", "COURSE_")):
             kept[name] = text
-    return kept | {"HF_HUB_OFFLINE": "1", "WANDB_MODE": "disabled"}
+    kept["HF_HUB_OFFLINE"] = "1"
+    kept["WANDB_MODE"] = "disabled"
+    return kept
 
 
 def ask(program: str, task: Facts, model: Path, profile: str) -> Facts:

@@ -20,9 +20,9 @@ from typing import Any
 
 from fastapi import FastAPI
 from fastapi import Request as Http
+from fastapi.middleware.trustedhost import TrustedHostMiddleware
 from fastapi.responses import JSONResponse, Response, StreamingResponse
 from starlette.exceptions import HTTPException
-from starlette.middleware.trustedhost import TrustedHostMiddleware
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from stages.serving_engine import Engine, Piece, QueueFull, Request

@@ -1,0 +1,185 @@
+"""A decoder as an ONNX graph: what goes in and out is tokens, logits and the key-value cache.
+
+A graph has no memory, so the cache is among its inputs and, grown by what was read, among its
+outputs. ONNX Runtime then executes the graph without torch and without Python.
+"""
+
+from __future__ import annotations
+
+import logging
+import warnings
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from transformers import DynamicCache
+
+from utils.errors import CourseError
+from utils.show import count_parameters
+
+Past = list[torch.Tensor]
+FREE = torch.export.Dim.DYNAMIC
+# A sum in another order moves a 32-bit logit by about a millionth of the largest.
+TOLERANCE = 1e-4
+
+
+class DecoderStep(torch.nn.Module):
+    """A decoder whose cache goes in and out as a flat list: key, value, key, value, …"""
+
+    def __init__(self, model: Any) -> None:
+        super().__init__()
+        self.model = model
+
+    def forward(self, ids: torch.Tensor, past: Past) -> tuple[torch.Tensor, Past]:
+        """The logits of some tokens behind a cache, and the cache grown by them."""
+        cache = DynamicCache(list(zip(past[::2], past[1::2])))
+        made = self.model(ids, past_key_values=cache, use_cache=True)
+        grown = []
+        for layer in made.past_key_values.layers:
+            grown += [layer.keys, layer.values]
+        return made.logits, grown
+
+
+def cache_names(layers: int) -> list[str]:
+    """What the parts of the cache are called in the graph.
+
+    >>> cache_names(1)
+    ['key.0', 'value.0']
+    """
+    return [f"{part}.{layer}" for layer in range(layers) for part in ("key", "value")]
+
+
+@torch.no_grad()
+def export_decoder(model: Any, path: Path) -> float:
+    """Write a decoder as a graph; how far its logits are off, relative to the largest.
+
+    A graph that is off by more than `TOLERANCE` is an error.
+    """
+    step = DecoderStep(model).eval()
+    # Two rows of three tokens behind four: sizes that are all different stay apart.
+    ids = torch.arange(14).view(2, 7) % model.config.vocab_size
+    empty = DynamicCache(config=model.config)
+    model(ids[:, :4], past_key_values=empty, use_cache=True)
+    past = [part for layer in empty.layers for part in (layer.keys, layer.values)]
+    names = cache_names(len(past) // 2)
+    sizes = ({0: FREE, 1: FREE}, [{0: FREE, 2: FREE} for _ in past])
+    quiet = logging.getLogger("torch.onnx")
+    quiet.setLevel(logging.ERROR)  # it lists what other packages could add
+    with warnings.catch_warnings(action="ignore"):
+        program = torch.onnx.export(
+            step,
+            (ids[:, 4:], past),
+            dynamo=True,
+            verbose=False,
+            # ONNX Runtime folds and fuses when it loads, and faster.
+            optimize=False,
+            dynamic_shapes=sizes,
+            input_names=["ids", *names],
+            output_names=["logits", *[f"new.{name}" for name in names]],
+        )
+    if program is None:
+        raise CourseError("the exporter returned no program", path)
+    program.save(path)
+    return check_graph(model, path)
+
+
+@torch.no_grad()
+def check_graph(model: Any, path: Path) -> float:
+    """How far a graph's logits are off, for another number of rows and another length."""
+    decoder = OnnxDecoder(path)
+    ids = torch.arange(33).view(3, 11) % model.config.vocab_size
+    first, past = decoder.read(ids[:, :6])
+    rest, _ = decoder.read(ids[:, 6:], past)
+    own = model(ids, use_cache=False).logits
+    gap = (own - torch.cat([first, rest], 1)).abs().max() / own.abs().max()
+    if not gap <= TOLERANCE:
+        what = f"the graph's logits are off by {gap:.1e} of the largest"
+        raise CourseError(what, path, "export it anew from the model in 32 bits")
+    return float(gap)
+
+
+def open_session(path: Path, threads: int = 1) -> Any:
+    """ONNX Runtime with a graph, on the processor."""
+    import onnxruntime
+
+    options = onnxruntime.SessionOptions()
+    options.intra_op_num_threads = threads
+    options.log_severity_level = 3  # errors
+    providers = ["CPUExecutionProvider"]
+    return onnxruntime.InferenceSession(str(path), options, providers=providers)
+
+
+class OnnxDecoder:
+    """A graph of `export_decoder`, read and written with like a model.
+
+    decoder = OnnxDecoder(folder / "model.onnx")
+    tokens = decoder.write(ids, 20)
+    """
+
+    def __init__(self, path: Path, threads: int = 1) -> None:
+        self.session = open_session(path, threads)
+        _, *inputs = self.session.get_inputs()
+        self.names = [one.name for one in inputs]
+        _, self.heads, _, self.width = inputs[0].shape
+
+    def read(
+        self, ids: torch.Tensor, past: list[np.ndarray] | None = None
+    ) -> tuple[torch.Tensor, list[np.ndarray]]:
+        """The logits of some tokens behind a cache, and the cache grown by them."""
+        if past is None:
+            nothing = np.zeros((len(ids), self.heads, 0, self.width), np.float32)
+            past = [nothing] * len(self.names)
+        given = {"ids": ids.numpy(), **dict(zip(self.names, past))}
+        logits, *grown = self.session.run(None, given)
+        return torch.from_numpy(logits), grown
+
+    def write(self, ids: torch.Tensor, most: int) -> list[int]:
+        """The likeliest tokens behind a prompt."""
+        tokens: list[int] = []
+        past = None
+        while len(tokens) < most:
+            logits, past = self.read(ids, past)
+            ids = logits[:, -1].argmax(-1, keepdim=True)
+            tokens.append(int(ids))
+        return tokens
+
+
+CARD = """---
+license: apache-2.0
+library_name: transformers
+pipeline_tag: text-generation
+---
+# A small model that answers in SQL
+
+{name} with {parameters:,} parameters and a context of {context} tokens. It was pretrained on Python
+source (lesson 09) and tuned with LoRA to turn a table's schema and a question into a query
+(lesson 17); the adapter is merged into these weights.
+
+**Use** the chat template: a user message with the schema and the question, as in lesson 17.
+**Do not use** it for anything that matters. It knows one kind of question, it has seen little text,
+and its queries must be run with the right to read and nothing else.
+
+| file | what it is |
+|:--|:--|
+| `model.safetensors`, `config.json` | the model for transformers, 32 bits |
+| `tokenizer.json`, `chat_template.jinja` | tokenizer and template |
+| `model.onnx` | the same for ONNX Runtime; its logits differ by {gap:.0e} of the largest |
+
+Inputs of the graph are `ids` (rows, tokens) and, for each layer, `key.N` and `value.N` (rows,
+{heads} heads, tokens so far, {width}); outputs are `logits` and the grown cache, `new.key.N` and so on.
+"""
+
+
+def card(model: Any, gap: float) -> str:
+    """The model card of the course's own model."""
+    config = model.config
+    width = config.hidden_size // config.num_attention_heads
+    return CARD.format(
+        name=type(model).__name__,
+        parameters=count_parameters(model),
+        context=config.max_position_embeddings,
+        heads=config.num_key_value_heads,
+        width=getattr(config, "head_dim", None) or width,
+        gap=gap,
+    )

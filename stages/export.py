@@ -8,12 +8,14 @@ from __future__ import annotations
 
 import logging
 import warnings
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import torch
-from transformers import DynamicCache
+from transformers import DynamicCache, StaticCache
 
 from utils.errors import CourseError
 from utils.show import count_parameters
@@ -47,7 +49,9 @@ def cache_names(layers: int) -> list[str]:
     >>> cache_names(1)
     ['key.0', 'value.0']
     """
-    return [f"{part}.{layer}" for layer in range(layers) for part in ("key", "value")]
+    return [
+        f"{part}.{layer}" for layer in range(layers) for part in ("key", "value")
+    ]
 
 
 @torch.no_grad()
@@ -64,9 +68,7 @@ def export_decoder(model: Any, path: Path) -> float:
     past = [part for layer in empty.layers for part in (layer.keys, layer.values)]
     names = cache_names(len(past) // 2)
     sizes = ({0: FREE, 1: FREE}, [{0: FREE, 2: FREE} for _ in past])
-    quiet = logging.getLogger("torch.onnx")
-    quiet.setLevel(logging.ERROR)  # it lists what other packages could add
-    with warnings.catch_warnings(action="ignore"):
+    with quiet():
         program = torch.onnx.export(
             step,
             (ids[:, 4:], past),
@@ -78,10 +80,19 @@ def export_decoder(model: Any, path: Path) -> float:
             input_names=["ids", *names],
             output_names=["logits", *[f"new.{name}" for name in names]],
         )
-    if program is None:
-        raise CourseError("the exporter returned no program", path)
     program.save(path)
     return check_graph(model, path)
+
+
+@contextmanager
+def quiet() -> Iterator[None]:
+    """The exporter lists what other packages could add, and warns of its own calls."""
+    messages = logging.getLogger("torch.onnx")
+    level = messages.level
+    messages.setLevel(logging.ERROR)
+    with warnings.catch_warnings(action="ignore"):
+        yield
+    messages.setLevel(level)
 
 
 @torch.no_grad()
@@ -183,3 +194,60 @@ def card(model: Any, gap: float) -> str:
         width=getattr(config, "head_dim", None) or width,
         gap=gap,
     )
+
+
+class States(torch.nn.Module):
+    """An encoder that takes tensors by position and returns one, as a graph does."""
+
+    def __init__(self, model: Any) -> None:
+        super().__init__()
+        self.model = model
+
+    def forward(self, ids: torch.Tensor, mask: torch.Tensor) -> torch.Tensor:
+        """The last hidden states of some texts."""
+        made = self.model(input_ids=ids, attention_mask=mask)
+        return made.last_hidden_state
+
+
+def export_encoder(model: Any, path: Path) -> None:
+    """Write an encoder as a graph for any number of texts of any length."""
+    ids = torch.arange(14).view(2, 7)
+    sizes = {0: FREE, 1: FREE}
+    with quiet():
+        program = torch.onnx.export(
+            States(model).eval(),
+            (ids, torch.ones_like(ids)),
+            dynamo=True,
+            verbose=False,
+            dynamic_shapes=(sizes, sizes),
+            input_names=["ids", "mask"],
+            output_names=["states"],
+        )
+    program.save(path)
+
+
+class CompiledDecoder:
+    """Greedy decoding whose pass for one token is one compiled program.
+
+    The cache has room for `room` tokens from the beginning, so that no shape changes.
+    """
+
+    def __init__(self, model: Any, room: int) -> None:
+        self.model = model
+        self.cache = StaticCache(config=model.config, max_cache_len=room)
+        self.fast = torch.compile(self.step, dynamic=False)
+
+    def step(self, ids: torch.Tensor, places: torch.Tensor) -> torch.Tensor:
+        """The likeliest token behind some others."""
+        made = self.model(ids, past_key_values=self.cache, position_ids=places)
+        return made.logits[:, -1].argmax(-1, keepdim=True)
+
+    @torch.no_grad()
+    def write(self, ids: torch.Tensor, most: int) -> list[int]:
+        """The likeliest tokens behind a prompt, which is read uncompiled: its length varies."""
+        self.cache.reset()
+        start = ids.shape[1]
+        tokens = [self.step(ids, torch.arange(start)[None])]
+        for place in range(start, start + most - 1):
+            tokens.append(self.fast(tokens[-1], torch.tensor([[place]])))
+        return torch.cat(tokens, 1)[0].tolist()

@@ -81,7 +81,9 @@ class Engine:
         if not request.prompt or request.most < 1:
             raise CourseError("a request wants a prompt and room for a token")
         if wanted > longest:
-            what = f"prompt and answer may have {wanted} tokens, the model {longest}"
+            what = (
+                f"prompt and answer may have {wanted} tokens, the model {longest}"
+            )
             raise CourseError(what, fix="shorten the prompt, or ask for less")
         self.waiting.append(request)
 
@@ -108,7 +110,9 @@ class Engine:
         """Read a prompt alone, add its row to the batch, write its first token."""
         ids = torch.tensor([request.prompt], device=self.model.device)
         cache = DynamicCache(config=self.model.config)
-        made = self.model(ids, past_key_values=cache, use_cache=True, logits_to_keep=1)
+        made = self.model(
+            ids, past_key_values=cache, use_cache=True, logits_to_keep=1
+        )
         self.rows.add(made.past_key_values)
         self.running.append(request)
         return request.take(made.logits[0, -1])

@@ -39,7 +39,11 @@ def requests(many: int) -> list[Request]:
 
 def alone(model: Any, request: Request) -> list[int]:
     ids = torch.tensor([request.prompt])
-    how: dict[str, Any] = {"do_sample": False, "eos_token_id": None, "pad_token_id": 0}
+    how: dict[str, Any] = {
+        "do_sample": False,
+        "eos_token_id": None,
+        "pad_token_id": 0,
+    }
     how["attention_mask"] = torch.ones_like(ids)
     made = model.generate(ids, max_new_tokens=request.most, **how)
     return made[0, len(request.prompt) :].tolist()
@@ -114,7 +118,9 @@ def test_one_that_is_cancelled_while_it_waits_is_never_read(model: Any) -> None:
     assert second.written == [] and len(first.written) == first.most
 
 
-def test_a_stop_ends_a_request_and_padding_goes_with_the_longest(model: Any) -> None:
+def test_a_stop_ends_a_request_and_padding_goes_with_the_longest(
+    model: Any,
+) -> None:
     long = Request(list(range(40)), most=3)
     short = Request([7, 8], most=12)
     stop = alone(model, short)[6]
@@ -143,7 +149,9 @@ def test_each_request_chooses_its_own_way(model: Any) -> None:
 
 
 @pytest.mark.parametrize("request_", [Request([]), Request([1], most=0)])
-def test_nothing_to_read_or_write_is_an_error(model: Any, request_: Request) -> None:
+def test_nothing_to_read_or_write_is_an_error(
+    model: Any, request_: Request
+) -> None:
     with pytest.raises(CourseError):
         Engine(model).add(request_)
 

@@ -10,7 +10,6 @@ import pytest
 import torch
 from transformers import BertConfig, BertModel, LlamaConfig, LlamaForCausalLM
 
-from stages import export
 from stages.export import (
     CompiledDecoder,
     OnnxDecoder,

@@ -20,7 +20,12 @@ from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from benchmarks.timing import Row, row
 from course.checkout import clean_commit
-from stages.export import CompiledDecoder, OnnxDecoder, export_decoder
+from stages.export import (
+    CompiledDecoder,
+    OnnxDecoder,
+    export_decoder,
+    to_eight_bits,
+)
 from stages.inference import Engine, Request, run_all
 from utils.artifacts import write_json
 from utils.assets import asset
@@ -77,12 +82,10 @@ class Bench:
 
     def decoders(self, folder: Path) -> dict[str, Way]:
         """Ways to decode for one caller; each of 32 bits writes what `generate` does."""
-        from onnxruntime.quantization import quantize_dynamic
-
         path = folder / "model.onnx"
         export_decoder(self.model, path)
         eight = folder / "int8.onnx"
-        quantize_dynamic(path, eight, op_types_to_quantize=["MatMul"])
+        to_eight_bits(path, eight)
         compiled = CompiledDecoder(self.model, room=128)
         exported = OnnxDecoder(path)
         rounded = OnnxDecoder(eight)

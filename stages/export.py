@@ -251,3 +251,14 @@ class CompiledDecoder:
         for place in range(start, start + most - 1):
             tokens.append(self.fast(tokens[-1], torch.tensor([[place]])))
         return torch.cat(tokens, 1)[0].tolist()
+
+
+def to_eight_bits(path: Path, target: Path) -> None:
+    """Round the matrices of a graph to eight bits; activations are rounded as they come."""
+    from onnxruntime.quantization import quantize_dynamic
+
+    messages = logging.getLogger()
+    level = messages.level
+    messages.setLevel(logging.ERROR)  # it asks for a step that is not needed here
+    quantize_dynamic(path, target, op_types_to_quantize=["MatMul"])
+    messages.setLevel(level)

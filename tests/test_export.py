@@ -18,6 +18,7 @@ from stages.export import (
     export_decoder,
     export_encoder,
     open_session,
+    to_eight_bits,
 )
 from utils.errors import CourseError
 
@@ -121,3 +122,15 @@ def test_the_card_tells_the_graph_s_inputs(model: Any) -> None:
     text = card(model, 3e-7)
     assert "2 heads" in text and "3e-07" in text and "64 tokens" in text
     assert "{" not in text
+
+
+def test_eight_bits_are_smaller_and_nearly_the_same(
+    model: Any, graph: Path, tmp_path: Path
+) -> None:
+    to_eight_bits(graph, tmp_path / "int8.onnx")
+    ids = torch.randint(60, (2, 20))
+    logits, _ = OnnxDecoder(tmp_path / "int8.onnx").read(ids)
+    own = model(ids, use_cache=False).logits
+    off = (logits - own).norm() / own.norm()
+    assert 0 < off < 0.2
+    assert (tmp_path / "int8.onnx").stat().st_size < graph.stat().st_size

@@ -7,6 +7,7 @@ outputs. ONNX Runtime then executes the graph without torch and without Python.
 from __future__ import annotations
 
 import logging
+import tempfile
 import warnings
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -257,8 +258,24 @@ def to_eight_bits(path: Path, target: Path) -> None:
     """Round the matrices of a graph to eight bits; activations are rounded as they come."""
     from onnxruntime.quantization import quantize_dynamic
 
-    messages = logging.getLogger()
-    level = messages.level
-    messages.setLevel(logging.ERROR)  # it asks for a step that is not needed here
-    quantize_dynamic(path, target, op_types_to_quantize=["MatMul"])
-    messages.setLevel(level)
+    with tempfile.TemporaryDirectory() as folder:
+        folded = Path(folder, "folded.onnx")
+        fold_constants(path, folded)
+        messages = logging.getLogger()
+        level = messages.level
+        messages.setLevel(logging.ERROR)  # it advises what was just done
+        quantize_dynamic(folded, target, op_types_to_quantize=["MatMul"])
+        messages.setLevel(level)
+
+
+def fold_constants(path: Path, target: Path) -> None:
+    """Compute beforehand what depends on no input: only a matrix that is there can be rounded."""
+    import onnxruntime
+
+    options = onnxruntime.SessionOptions()
+    options.log_severity_level = 3
+    levels = onnxruntime.GraphOptimizationLevel
+    options.graph_optimization_level = levels.ORT_ENABLE_BASIC
+    options.optimized_model_filepath = str(target)
+    providers = ["CPUExecutionProvider"]
+    onnxruntime.InferenceSession(str(path), options, providers=providers)

@@ -132,5 +132,5 @@ def test_eight_bits_are_smaller_and_nearly_the_same(
     logits, _ = OnnxDecoder(tmp_path / "int8.onnx").read(ids)
     own = model(ids, use_cache=False).logits
     off = (logits - own).norm() / own.norm()
-    assert 0 < off < 0.2
+    assert 0 < off < 0.4
     assert (tmp_path / "int8.onnx").stat().st_size < graph.stat().st_size

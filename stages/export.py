@@ -220,6 +220,7 @@ def export_encoder(model: Any, path: Path) -> None:
             (ids, torch.ones_like(ids)),
             dynamo=True,
             verbose=False,
+            optimize=False,
             dynamic_shapes=(sizes, sizes),
             input_names=["ids", "mask"],
             output_names=["states"],

@@ -62,12 +62,12 @@ def test_guesses_change_no_token(
     if corpus == "noise":
         noise = np.random.default_rng(0).integers(0, 12, 400).tolist()
         corpus = [names["remember"]({}, noise)]
-    for start in range(4):
+    for start in range(2):
         ids = torch.arange(start, start + 5)[None]
-        plain, _ = names["write"](model, ids, 40)
-        tokens, passes = names["speculate"](model, ids, 40, corpus, many)
+        plain, _ = names["write"](model, ids, 20)
+        tokens, passes = names["speculate"](model, ids, 20, corpus, many)
         assert tokens == plain
-        assert 40 / (many + 1) <= passes <= 40
+        assert 20 / (many + 1) <= passes <= 20
 
 
 def test_guesses_that_are_right_save_passes(
@@ -121,14 +121,14 @@ def test_q4_1_is_gguf_s(names: dict[str, Any]) -> None:
 @pytest.mark.parametrize("bits", [4, 8])
 def test_rounding_is_within_half_a_step(names: dict[str, Any], bits: int) -> None:
     weight = torch.randn(40, 64)
-    for way in (names["by_rows"], names["by_blocks"]):
+    for way in (names["absmax"], names["by_blocks"]):
         assert way(weight, bits).shape == weight.shape
-    off = (weight - names["by_rows"](weight, bits)).abs()
+    off = (weight - names["absmax"](weight, bits)).abs()
     step = weight.abs().amax(-1, keepdim=True) / (2 ** (bits - 1) - 1)
     assert (off <= step / 2 + 1e-6).all()
     errors = [
         names["error"](weight, names[way](weight, bits))
-        for way in ("by_rows", "by_blocks")
+        for way in ("absmax", "by_blocks")
     ]
     assert errors[1] < errors[0]
 

@@ -59,8 +59,8 @@ class Bench:
         torch.set_num_threads(1)
         self.folder = asset("smollm2")
         options = {"dtype": torch.float32}
-        self.model = AutoModelForCausalLM.from_pretrained(self.folder, **options)
-        self.model.eval()
+        loaded = AutoModelForCausalLM.from_pretrained(self.folder, **options)
+        self.model: Any = loaded.eval()
         self.tokenizer = AutoTokenizer.from_pretrained(self.folder)
         self.ids = self.encode(PROMPT)
 
@@ -199,13 +199,13 @@ def eight_callers(bench: Bench) -> Row:
         return run_all(Engine(bench.model, slots), bench.callers())
 
     one, eight = serve(1), serve(8)
-    found = in_turn({1: lambda: serve(1), 8: lambda: serve(8)}, 3)
+    found = in_turn({"one": lambda: serve(1), "eight": lambda: serve(8)}, 3)
     speed = speeds(found, sum(map(len, one)))
-    peers = {"one at a time": speed[1]}
+    peers = {"one at a time": speed["one"]}
     what = "24 requests of eight callers"
     unit = "tokens a second"
     same = one == eight
-    return row("batching", what, unit, speed[8], peers, 3.0, valid=same)
+    return row("batching", what, unit, speed["eight"], peers, 3.0, valid=same)
 
 
 def guesses(bench: Bench) -> Row:
@@ -240,7 +240,8 @@ def main() -> None:
             one["ratio"],
             one["bar"],
         )
-    facts = {"command": "python -m benchmarks.inference", "commit": made_from}
+    facts: dict[str, Any] = {"command": "python -m benchmarks.inference"}
+    facts["commit"] = made_from
     facts |= {"machine": machine_facts(), "threads": 1, "rows": found}
     write_json(RESULT, facts)
 

@@ -64,13 +64,13 @@ def export_decoder(model: Any, path: Path) -> float:
     step = DecoderStep(model).eval()
     # Two rows of three tokens behind four: sizes that are all different stay apart.
     ids = torch.arange(14).view(2, 7) % model.config.vocab_size
-    empty = DynamicCache(config=model.config)
+    empty: Any = DynamicCache(config=model.config)
     model(ids[:, :4], past_key_values=empty, use_cache=True)
     past = [part for layer in empty.layers for part in (layer.keys, layer.values)]
     names = cache_names(len(past) // 2)
     sizes = ({0: FREE, 1: FREE}, [{0: FREE, 2: FREE} for _ in past])
     with quiet():
-        program = torch.onnx.export(
+        program: Any = torch.onnx.export(
             step,
             (ids[:, 4:], past),
             dynamo=True,
@@ -215,7 +215,7 @@ def export_encoder(model: Any, path: Path) -> None:
     ids = torch.arange(14).view(2, 7)
     sizes = {0: FREE, 1: FREE}
     with quiet():
-        program = torch.onnx.export(
+        program: Any = torch.onnx.export(
             States(model).eval(),
             (ids, torch.ones_like(ids)),
             dynamo=True,

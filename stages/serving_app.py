@@ -342,12 +342,16 @@ def add_errors(app: FastAPI, serving: Serving) -> None:
 
     @app.exception_handler(Refusal)
     async def refuse(http: Http, error: Refusal) -> Response:
-        serving.counts[f"refused_{error.status}"] += 1
-        return JSONResponse(error.body(), error.status, headers=error.headers)
+        status = error.status
+        serving.counts[f"refused_{status}"] += 1
+        body = error.body()
+        return JSONResponse(body, status, headers=error.headers)
 
     @app.exception_handler(HTTPException)
     async def unknown(http: Http, error: HTTPException) -> Response:
-        return await refuse(http, Refusal(error.status_code, str(error.detail)))
+        words = str(error.detail)
+        refusal = Refusal(error.status_code, words)
+        return await refuse(http, refusal)
 
     @app.exception_handler(Exception)
     async def broken(http: Http, error: Exception) -> Response:

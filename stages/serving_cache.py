@@ -52,15 +52,18 @@ class SlotLayer(CacheLayerMixin):
         """Take over what the reading of a prompt has left."""
         assert self.keys is not None and self.values is not None
         assert filled.keys is not None and filled.values is not None
-        length = filled.keys.shape[2]
-        self.keys[row, :, :length] = filled.keys[0]
-        self.values[row, :, :length] = filled.values[0]
+        pairs = [(self.keys, filled.keys), (self.values, filled.values)]
+        for kept, new in pairs:
+            length = new.shape[2]
+            place = kept[row, :, :length]
+            place.copy_(new[0])
 
     def move(self, source: int, target: int, length: int) -> None:
         """Close a gap, so that the rows in use are always the first ones."""
-        assert self.keys is not None and self.values is not None
-        self.keys[target, :, :length] = self.keys[source, :, :length]
-        self.values[target, :, :length] = self.values[source, :, :length]
+        for kept in (self.keys, self.values):
+            assert kept is not None
+            row = kept[source, :, :length]
+            kept[target, :, :length] = row
 
 
 def mask_of(places: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
@@ -71,6 +74,11 @@ def mask_of(places: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
             [ True,  True,  True]])
     """
     top = int(places.max()) + 1
-    seen = torch.arange(top, device=places.device) <= places[:, None]
-    mask = torch.zeros(seen.shape, dtype=dtype, device=places.device)
-    return mask.masked_fill(~seen, torch.finfo(dtype).min)[:, None, None]
+    every = torch.arange(top, device=places.device)
+    hidden = every > places[:, None]
+    mask = torch.zeros(hidden.shape, dtype=dtype)
+    lowest = torch.finfo(dtype).min
+    mask = mask.to(places.device)
+    mask.masked_fill_(hidden, lowest)
+    # No dimension for heads and none for queries: the same for all of them.
+    return mask[:, None, None]

@@ -171,7 +171,9 @@ class Engine:
 
         So whoever asks once does not wait behind somebody who asks all the time.
         """
-        rows = Counter(one.request.caller for one in self.running)
+        rows: Counter[str] = Counter()
+        for one in self.running:
+            rows[one.request.caller] += 1
         return min(self.waiting, key=lambda request: rows[request.caller])
 
     def fill(self, one: Running) -> None:
@@ -335,16 +337,21 @@ def choose(logits: torch.Tensor, one: Running) -> int:
     request = one.request
     if request.temperature == 0:
         return int(logits.argmax())
-    odds = torch.softmax(logits / request.temperature, dim=-1)
+    scores = logits / request.temperature
+    odds = torch.softmax(scores, dim=-1)
     ranked, order = odds.sort(descending=True)
-    # Of the likeliest as many as together have `top_p`; the first one always.
-    ranked[(ranked.cumsum(0) - ranked) >= request.top_p] = 0
-    ranked[0] = ranked[0].clamp(min=1e-9)
-    return int(order[torch.multinomial(ranked, 1, generator=one.draw)])
+    # Of the likeliest as many as together have `top_p`; before the first there are none.
+    before = ranked.cumsum(0) - ranked
+    before[0] = 0
+    ranked[before >= request.top_p] = 0
+    place = torch.multinomial(ranked, 1, generator=one.draw)
+    return int(order[place])
 
 
 def end_tokens(model: Any, tokenizer: Any) -> set[int]:
     """The tokens that end an answer: those of the model's generation settings and the tokenizer's own."""
     ends = model.generation_config.eos_token_id
-    listed = ends if isinstance(ends, list) else [ends, tokenizer.eos_token_id]
-    return {int(token) for token in listed if token is not None}
+    if not isinstance(ends, list):
+        ends = [ends]
+    known = {*ends, tokenizer.eos_token_id}
+    return known - {None}

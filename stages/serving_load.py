@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import math
 import time
 from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass, field
@@ -16,7 +17,8 @@ from urllib.parse import urlsplit
 
 import numpy as np
 
-Maker = Callable[[int], dict[str, Any]]
+Body = dict[str, Any]
+Maker = Callable[[int], Body]
 
 
 @dataclass
@@ -44,7 +46,8 @@ class Outcome:
     @property
     def gaps(self) -> list[float]:
         """Seconds from each token to the next."""
-        return list(np.diff(self.times))
+        gaps = np.diff(self.times)
+        return gaps.tolist()
 
 
 def head(url: str, path: str, length: int, key: str = "") -> bytes:
@@ -56,13 +59,13 @@ def head(url: str, path: str, length: int, key: str = "") -> bytes:
     return "\r\n".join([*lines, "", ""]).encode()
 
 
-def path_of(body: dict[str, Any]) -> str:
+def path_of(body: Body) -> str:
     """Where a request belongs."""
     return "/v1/chat/completions" if "messages" in body else "/v1/completions"
 
 
 async def ask(
-    url: str, body: dict[str, Any], key: str = "", due: float | None = None
+    url: str, body: Body, key: str = "", due: float | None = None
 ) -> Outcome:
     """Send one request and read its answer, streamed or not."""
     outcome = Outcome(time.monotonic() if due is None else due)
@@ -102,7 +105,7 @@ async def read_answer(reader: asyncio.StreamReader, outcome: Outcome) -> None:
             take(json.loads(data), outcome)
 
 
-def take(value: dict[str, Any], outcome: Outcome) -> None:
+def take(value: Body, outcome: Outcome) -> None:
     """Note what an event, or a whole answer, says."""
     if "error" in value:
         outcome.error = value["error"]["message"]
@@ -123,9 +126,11 @@ def poisson(rate: float, seconds: float, seed: int) -> list[float]:
     True
     """
     draw = np.random.default_rng(seed)
-    gaps = draw.exponential(1 / rate, size=int(2 * rate * seconds) + 20)
+    plenty = int(2 * rate * seconds) + 20
+    gaps = draw.exponential(1 / rate, plenty)
     times = np.cumsum(gaps)
-    return [float(at) for at in times[times < seconds]]
+    due = times[times < seconds]
+    return due.tolist()
 
 
 async def open_loop(
@@ -147,7 +152,11 @@ async def closed_loop(
     """The same from clients of which each sends its next request when it has its answer."""
 
     async def client(number: int) -> list[Outcome]:
-        return [await ask(url, make(number * each + k)) for k in range(each)]
+        outcomes = []
+        for turn in range(each):
+            body = make(number * each + turn)
+            outcomes.append(await ask(url, body))
+        return outcomes
 
     done = await asyncio.gather(*map(client, range(clients)))
     return [outcome for one in done for outcome in one]
@@ -156,20 +165,34 @@ async def closed_loop(
 def summary(outcomes: Sequence[Outcome]) -> dict[str, float]:
     """Percentiles over what was answered, and how much was."""
     whole = [one for one in outcomes if one.whole]
-    firsts = [one.first for one in whole] or [float("nan")]
-    gaps = [gap for one in whole for gap in one.gaps] or [float("nan")]
-    numbers = {"sent": len(outcomes), "answered": len(whole)}
-    numbers["refused"] = sum(one.status == 429 for one in outcomes)
-    percentiles = {}
+    firsts, gaps = [], []
+    for one in whole:
+        firsts.append(one.first)
+        gaps += one.gaps
+    numbers: dict[str, float] = {"sent": len(outcomes), "answered": len(whole)}
+    numbers["refused"] = 0
+    for one in outcomes:
+        numbers["refused"] += one.status == 429
     for share in (50, 95, 99):
-        percentiles[f"first p{share}"] = float(np.percentile(firsts, share))
-        percentiles[f"gap p{share}"] = float(np.percentile(gaps, share))
-    return {**numbers, **percentiles}
+        numbers[f"first p{share}"] = percentile(firsts, share)
+        numbers[f"gap p{share}"] = percentile(gaps, share)
+    return numbers
+
+
+def percentile(values: list[float], share: float) -> float:
+    """What so many of a hundred do not exceed; of nothing there is none.
+
+    >>> percentile([1, 2, 3], 50), percentile([], 50)
+    (2.0, nan)
+    """
+    if not values:
+        return math.nan
+    return float(np.percentile(values, share))
 
 
 # --- bad manners: each takes an address, a body that would be in order, and a key -------------------
 
-Manner = Callable[[str, dict[str, Any], str], Awaitable[Outcome]]
+Manner = Callable[[str, Body, str], Awaitable[Outcome]]
 
 
 async def raw(url: str, data: bytes, patience: float = 30) -> Outcome:
@@ -189,48 +212,61 @@ async def raw(url: str, data: bytes, patience: float = 30) -> Outcome:
     return outcome
 
 
-async def bad_json(url: str, body: dict[str, Any], key: str) -> Outcome:
+async def bad_json(url: str, body: Body, key: str) -> Outcome:
     """A body that ends in the middle."""
-    data = json.dumps(body).encode()[:-9]
-    return await raw(url, head(url, path_of(body), len(data), key) + data)
+    path = path_of(body)
+    text = json.dumps(body)
+    data = text[:-9].encode()
+    start = head(url, path, len(data), key)
+    return await raw(url, start + data)
 
 
-async def giant_prompt(url: str, body: dict[str, Any], key: str) -> Outcome:
+async def giant_prompt(url: str, body: Body, key: str) -> Outcome:
     """A prompt that no model here could read."""
-    return await ask(url, with_text(body, "very long " * 20_000), key)
+    text = "very long " * 20_000
+    longer = with_text(body, text)
+    return await ask(url, longer, key)
 
 
-async def giant_body(url: str, body: dict[str, Any], key: str) -> Outcome:
+async def giant_body(url: str, body: Body, key: str) -> Outcome:
     """A request that says it has a gigabyte."""
-    return await raw(url, head(url, path_of(body), 10**9, key) + b"{")
+    path = path_of(body)
+    start = head(url, path, 10**9, key)
+    return await raw(url, start + b"{")
 
 
-async def wrong_key(url: str, body: dict[str, Any], key: str) -> Outcome:
+async def wrong_key(url: str, body: Body, key: str) -> Outcome:
     """A key of nobody."""
     return await ask(url, body, "not-a-key")
 
 
-async def unknown_field(url: str, body: dict[str, Any], key: str) -> Outcome:
+async def unknown_field(url: str, body: Body, key: str) -> Outcome:
     """Something that this server does not do."""
-    return await ask(url, {**body, "logit_bias": {"5": 100}}, key)
+    bias = {"5": 100}
+    strange = {**body, "logit_bias": bias}
+    return await ask(url, strange, key)
 
 
-async def greedy(url: str, body: dict[str, Any], key: str) -> Outcome:
+async def greedy(url: str, body: Body, key: str) -> Outcome:
     """A million tokens, please."""
-    return await ask(url, {**body, "max_tokens": 10**6}, key)
+    million = 10**6
+    wanted = {**body, "max_tokens": million}
+    return await ask(url, wanted, key)
 
 
-async def half_request(url: str, body: dict[str, Any], key: str) -> Outcome:
+async def half_request(url: str, body: Body, key: str) -> Outcome:
     """A head without a body, and then silence until the server has had enough."""
-    return await raw(url, head(url, path_of(body), 500, key) + b'{"model"')
+    path = path_of(body)
+    start = head(url, path, 500, key)
+    return await raw(url, start + b'{"model"')
 
 
-async def silence(url: str, body: dict[str, Any], key: str) -> Outcome:
+async def silence(url: str, body: Body, key: str) -> Outcome:
     """A connection on which nothing comes."""
     return await raw(url, b"POST /v1/comp")
 
 
-async def drops(url: str, body: dict[str, Any], key: str) -> Outcome:
+async def drops(url: str, body: Body, key: str) -> Outcome:
     """A client that goes away after the first token."""
     outcome = Outcome(time.monotonic())
     data = json.dumps({**body, "stream": True, "max_tokens": 200}).encode()
@@ -246,7 +282,7 @@ async def drops(url: str, body: dict[str, Any], key: str) -> Outcome:
     return outcome
 
 
-async def never_reads(url: str, body: dict[str, Any], key: str) -> Outcome:
+async def never_reads(url: str, body: Body, key: str) -> Outcome:
     """A client that asks for much and takes nothing of it."""
     outcome = Outcome(time.monotonic())
     data = json.dumps({**body, "stream": True, "max_tokens": 200}).encode()
@@ -256,22 +292,32 @@ async def never_reads(url: str, body: dict[str, Any], key: str) -> Outcome:
     transport.pause_reading()
     writer.write(head(url, path_of(body), len(data), key) + data)
     await asyncio.sleep(5)
-    transport.abort()  # type: ignore[attr-defined]
+    transport.abort()
     return outcome
 
 
-async def hammers(url: str, body: dict[str, Any], key: str) -> Outcome:
+async def hammers(url: str, body: Body, key: str) -> Outcome:
     """Twenty requests at once."""
-    all_at_once = [ask(url, {**body, "max_tokens": 200}, key) for _ in range(20)]
-    outcomes = await asyncio.gather(*all_at_once)
-    return next((one for one in outcomes if one.status == 429), outcomes[0])
+    longer = {**body, "max_tokens": 200}
+    tasks = []
+    for _ in range(20):
+        tasks.append(ask(url, longer, key))
+    outcomes = await asyncio.gather(*tasks)
+    for one in outcomes:
+        if one.status == 429:
+            return one
+    return outcomes[0]
 
 
-def with_text(body: dict[str, Any], text: str) -> dict[str, Any]:
+def with_text(body: Body, text: str) -> Body:
     """The same request with another text."""
+    changed = dict(body)
     if "messages" in body:
-        return {**body, "messages": [{"role": "user", "content": text}]}
-    return {**body, "prompt": text}
+        turn = {"role": "user", "content": text}
+        changed["messages"] = [turn]
+    else:
+        changed["prompt"] = text
+    return changed
 
 
 # What each earns: a status, or 0 where the connection ends without one.

@@ -58,7 +58,9 @@ class Served:
         >>> LLAMA_7B.cache / 1024
         512.0
         """
-        return 2 * self.layers * self.width * self.kept * self.bytes
+        heads = self.width * self.kept
+        numbers = 2 * self.layers * heads
+        return numbers * self.bytes
 
 
 @pydantic.dataclasses.dataclass(frozen=True)
@@ -97,9 +99,11 @@ def largest_batch(
     >>> largest_batch(LLAMA_7B, Traffic(128, 128), MACHINES["A100"])
     436
     """
-    room = USABLE * machine.memory * devices - model.weights
-    each = model.cache * (traffic.prompt + traffic.answer)
-    return max(0, int(room / each))
+    memory = USABLE * machine.memory * devices
+    length = traffic.prompt + traffic.answer
+    each = model.cache * length
+    fitting = (memory - model.weights) / each
+    return max(0, int(fitting))
 
 
 def carry(
@@ -143,8 +147,10 @@ def reading_flops(model: Served, length: int) -> float:
     >>> round(reading_flops(LLAMA_7B, 2048) / 1e12, 1)
     28.7
     """
-    attention = 2 * model.layers * model.width * length**2
-    return 2 * model.parameters * length + attention
+    pairs = length**2
+    attention = 2 * model.layers * model.width * pairs
+    products = 2 * model.parameters * length
+    return products + attention
 
 
 LLAMA_7B = Served("LLaMA 7B", 6.74e9, 32, 4096)
@@ -219,7 +225,11 @@ def fit(reports: list[Report]) -> Efficiency:
     """The two shares that explain published runs best: the least sum of errors, as ratios."""
 
     def misses(share: Efficiency) -> float:
-        return sum(abs(math.log(one.plan(share) / one.tokens)) for one in reports)
+        total = 0.0
+        for one in reports:
+            ratio = one.plan(share) / one.tokens
+            total += abs(math.log(ratio))
+        return total
 
     shares = [Efficiency(one, other) for one in STEPS for other in STEPS]
     return min(shares, key=misses)
@@ -232,4 +242,8 @@ def judge(report: Report, share: Efficiency) -> float:
 
 def median_error(reports: list[Report], share: Efficiency) -> float:
     """Half of the runs are planned better than this."""
-    return statistics.median(abs(judge(one, share)) for one in reports)
+    errors = []
+    for one in reports:
+        error = judge(one, share)
+        errors.append(abs(error))
+    return statistics.median(errors)

@@ -21,8 +21,13 @@ from pydantic import Field
 # Where a server finds its callers: "alice:her-key,bob:his-key". Not on the command line, which every
 # user of a machine can read, and not in a file of ours.
 KEYS = "COURSE_SERVE_KEYS"
+KINDS = {401: "authentication_error", 429: "rate_limit_error"}
 EVENTS = "text/event-stream"
 END = b"data: [DONE]\n\n"
+
+
+Count = Annotated[int, Field(ge=1)]
+Positive = Annotated[float, Field(gt=0)]
 
 
 class Limits(pydantic.BaseModel):
@@ -30,16 +35,16 @@ class Limits(pydantic.BaseModel):
 
     model_config = pydantic.ConfigDict(extra="forbid", frozen=True)
 
-    rows: int = Field(8, ge=1)  # answers at once
-    length: int = Field(1024, ge=2)  # tokens of a prompt and its answer
-    most: int = Field(256, ge=1)  # tokens of an answer
-    waiting: int = Field(32, ge=0)  # requests in the queue
-    per_caller: int = Field(4, ge=1)  # requests of one caller, waiting or served
-    seconds: float = Field(60, gt=0)  # from a request's arrival to its last token
-    body: int = Field(262_144, ge=1)  # bytes of a request
-    read_seconds: float = Field(10, gt=0)  # to send a request
-    write_seconds: float = Field(10, gt=0)  # to take what was sent
-    connections: int = Field(512, ge=1)
+    rows: Count = 8  # answers at once
+    length: Count = 1024  # tokens of a prompt and its answer
+    most: Count = 256  # tokens of an answer
+    waiting: Annotated[int, Field(ge=0)] = 32  # requests in the queue
+    per_caller: Count = 4  # requests of one caller, waiting or served
+    seconds: Positive = 60  # from a request's arrival to its last token
+    body: Count = 262_144  # bytes of a request
+    read_seconds: Positive = 10  # to send a request
+    write_seconds: Positive = 10  # to take what was sent
+    connections: Count = 512
 
 
 class Refusal(Exception):
@@ -59,10 +64,13 @@ class Refusal(Exception):
         >>> Refusal(429, "too many").body()["error"]["type"]
         'rate_limit_error'
         """
-        kinds = {401: "authentication_error", 429: "rate_limit_error"}
-        usual = "invalid_request_error" if self.status < 500 else "server_error"
-        error = {"message": str(self), "type": kinds.get(self.status, usual)}
-        return {"error": {**error, "param": self.param, "code": None}}
+        kind = "invalid_request_error"
+        if self.status >= 500:
+            kind = "server_error"
+        kind = KINDS.get(self.status, kind)
+        error = {"message": str(self), "type": kind}
+        error |= {"param": self.param, "code": None}
+        return {"error": error}
 
 
 class Message(pydantic.BaseModel):
@@ -88,9 +96,9 @@ class Ask(pydantic.BaseModel):
     model_config = pydantic.ConfigDict(extra="forbid", strict=True)
 
     model: str
-    max_tokens: Annotated[int, Field(ge=1)] | None = None
-    temperature: float = Field(1.0, ge=0, le=2)
-    top_p: float = Field(1.0, gt=0, le=1)
+    max_tokens: Count | None = None
+    temperature: Annotated[float, Field(ge=0, le=2)] = 1.0
+    top_p: Annotated[float, Field(gt=0, le=1)] = 1.0
     seed: Annotated[int, Field(ge=0, lt=2**63)] | None = None
     stop: str | list[str] | None = None
     stream: bool = False
@@ -106,15 +114,17 @@ class Ask(pydantic.BaseModel):
     @property
     def stops(self) -> tuple[str, ...]:
         """The strings at which the answer ends."""
-        stops = [self.stop] if isinstance(self.stop, str) else self.stop or []
-        return tuple(stop for stop in stops if stop)
+        given = self.stop or []
+        if isinstance(given, str):
+            given = [given]
+        return tuple(filter(None, given))
 
 
 class Chat(Ask):
     """A request for the next message of a conversation."""
 
-    messages: list[Message] = Field(min_length=1)
-    max_completion_tokens: Annotated[int, Field(ge=1)] | None = None
+    messages: Annotated[list[Message], Field(min_length=1)]
+    max_completion_tokens: Count | None = None
 
     @property
     def most(self) -> int | None:
@@ -248,8 +258,10 @@ class Answer:
 
     def usage(self, usage: dict[str, int]) -> bytes:
         """The event that says what it took."""
-        parts: dict[str, Any] = {"choices": [], "usage": usage}
-        return event({**self.envelope(chunk=True), **parts})
+        parts = self.envelope(chunk=True)
+        parts["choices"] = []
+        parts["usage"] = usage
+        return event(parts)
 
 
 def event(value: Any) -> bytes:

@@ -25,10 +25,15 @@ def lead(target: str, folder: str) -> str:
 
     >>> lead("../README.md#begin", "notebooks"), lead("../stages/tokens.py", "notebooks")
     ('../README.md#begin', '../api/stages.tokens.md')
+    >>> lead("../notebooks/05_tokens.ipynb#cell-id=merges", "docs")
+    '../notebooks/05_tokens.ipynb'
     """
     if re.match(r"[a-z]+:|#", target):
         return target
     path, mark, anchor = target.partition("#")
+    if anchor.startswith("cell-id="):
+        # A page has no anchor for a cell, so its lesson must do.
+        return path
     place = posixpath.normpath(posixpath.join(folder, path))
     if PAGES.fullmatch(place) or place.endswith(PICTURES):
         return target

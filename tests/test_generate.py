@@ -11,7 +11,7 @@ import nbformat
 import pytest
 
 from conftest import PARAMETERS
-from course import checkout, generate, notebooks, results
+from course import checkout, generate, notebooks, results, sources
 from utils import artifacts
 from utils.errors import ROOT
 
@@ -51,7 +51,7 @@ def two(course, monkeypatch):
             "goals": ["see", "do", "tell"],
         }
         nbformat.write(notebook, path)
-    for module in (generate, results, notebooks):
+    for module in (generate, results, notebooks, sources):
         monkeypatch.setattr(module, "ROOT", course.root)
     return course
 
@@ -216,3 +216,42 @@ def test_outputs_survive_sync(two):
     nbformat.write(notebook, path)
     generate.sync()
     assert nbformat.read(path, 4).cells[3].outputs[0].text == "kept"
+
+
+SAID = """
+[source.book]
+title = "A book | second edition"
+about = "in two parts"
+
+[[row]]
+lesson = "00"
+source = "book"
+quote = "a | b"
+cell = "told"
+sees = "lesson.publish"
+verdict = "right"
+"""
+
+
+def test_what_a_source_says_is_on_the_page_and_at_the_foot(two, monkeypatch):
+    path = two.root / "notebooks/00_first.ipynb"
+    notebook = nbformat.read(path, 4)
+    place = next(c for c in notebook.cells if "publish" in c.source)
+    place["id"] = "told"
+    nbformat.write(notebook, path)
+    (two.root / "docs").mkdir()
+    (two.root / "docs/sources.toml").write_text(SAID, encoding="utf-8")
+    page = two.root / "docs/sources.md"
+    assert page in generate.sync()
+    text = page.read_text(encoding="utf-8")
+    assert "Of 1 rows: 1 right." in text and "*A book \\| second edition*" in text
+    row = r"| `a \| b` | “lesson.publish” (cell `told`) | **right** |"
+    assert row in nbformat.read(path, 4).cells[-1].source
+    other = nbformat.read(two.root / "notebooks/01_second.ipynb", 4)
+    assert "sources say" not in other.cells[-1].source
+    assert page not in generate.sync(write_it=False)
+    page.write_text("old", encoding="utf-8")
+    monkeypatch.setattr(generate, "edited", lambda path: False)
+    assert page in generate.sync(write_it=False)
+    monkeypatch.setattr(generate, "edited", lambda path: True)
+    assert page not in generate.sync(write_it=False)

@@ -299,9 +299,15 @@ def test_an_old_python_is_refused_before_anything_else():
 
 def test_every_target_of_make_is_an_action_of_the_program():
     makefile = (ROOT / "Makefile").read_text()
-    targets = set(re.findall(r"^([a-z-]+):.*## ", makefile, re.M))
+    targets = re.findall(r"^([a-z-]+):.*## .*\n\t(.*)", makefile, re.M)
     actions = {*command.EARLY, *command.ACTIONS, *command.CHORES}
-    assert targets - {"help", "assets"} <= actions
+    calls = {
+        target: re.search(r"(?:\$\(COURSE\)|-m course) ([a-z-]+)", recipe)
+        for target, recipe in targets
+    }
+    assert {target for target, call in calls.items() if call is None} == {"help"}
+    assert {call[1] for call in calls.values() if call} <= actions
+    assert len(targets) == len(re.findall(r"^[a-z-]+:.*## ", makefile, re.M))
 
 
 def test_the_program_is_declared_and_can_be_called():

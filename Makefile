@@ -14,7 +14,7 @@ COURSE  := $(VPY) -m course
 CHOSEN  := --profile $(PROFILE) $(if $(ONLY),--only "$(ONLY)")
 
 .DEFAULT_GOAL := help
-.PHONY: help setup doctor assets run lab work test style bench report check release-check faults sync site site-serve clean
+.PHONY: help setup doctor assets run lab work test slow-tests style bench report check release-check faults sync site site-serve clean
 .PHONY: .venv/.installed-for-tests
 
 help:           ## list the targets
@@ -44,6 +44,9 @@ run: setup      ## run the chosen lessons headlessly and write a report
 
 test: setup     ## the tests of the code, on all cores; the lessons are run by `make run`
 	@$(COURSE) test
+
+slow-tests: setup  ## those that start kernels, launchers and whole trainings
+	@$(COURSE) slow-tests
 
 style: setup    ## style, format, types, and who imports whom
 	@$(COURSE) style

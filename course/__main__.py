@@ -293,7 +293,8 @@ EARLY |= {"site": site, "student": student, "translations": translations}
 ACTIONS = {"run": run, "check": check, "report": report, "sync": sync, "keep": keep}
 ACTIONS |= {"elsewhere": elsewhere, "publish": publish}
 CHORES = dict.fromkeys(
-    ["test", "style", "bench", "faults", "release-check", "clean"], chore
+    ["test", "slow-tests", "style", "bench", "faults", "release-check", "clean"],
+    chore,
 )
 
 

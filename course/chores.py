@@ -12,11 +12,17 @@ from pathlib import Path
 from course import setup
 from course.setup import CHECKOUT
 
+# On all cores; what took longest is named, so that it can be seen to grow.
+AT_ONCE = ["-n", "auto", "--durations", "25"]
 # Each is a program of the environment and its arguments; all run, also when one has failed.
 COMMANDS: dict[str, list[list[str]]] = {
     "test": [
         ["python", "-m", "course", "fetch"],
-        ["pytest", "-n", "auto", "-m", "not release"],
+        ["pytest", *AT_ONCE, "-m", "not slow and not release"],
+    ],
+    "slow-tests": [
+        ["python", "-m", "course", "fetch"],
+        ["pytest", *AT_ONCE, "-m", "slow and not release"],
     ],
     "style": [
         ["ruff", "check", "."],

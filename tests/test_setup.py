@@ -525,7 +525,7 @@ def test_ci_runs_every_part_and_makes_each_target_that_it_names() -> None:
     script = read(".ci/run")
     parts = re.findall(r'^part "([^"]+)"', script, re.M)
     assert parts[:4] == ["ruff check", "ruff format", "mypy", "lint-imports"]
-    assert {"make test", "make run", "make check"} <= set(parts)
+    assert {"make test", "make slow-tests", "make run", "make check"} <= set(parts)
     targets = set(re.findall(r"^([a-z-]+):", read("Makefile"), re.M))
     assert set(re.findall(r"\bmake ([a-z-]+)", script)) <= targets
 

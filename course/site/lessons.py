@@ -9,9 +9,10 @@ from pathlib import Path
 from typing import Any
 
 from course.generate import Facts, facts_of, places
-from course.notebooks import Cell, Notebook, read, source, tags, write
+from course.notebooks import Cell, Notebook, cells, read, source, tags, write
 from course.publish import BRANCH
 from course.results import recorded
+from course.site import languages
 from course.site.links import in_repository, relead
 
 RECORD = "application/vnd.course.record+json"
@@ -131,14 +132,30 @@ def prepare(cell: Cell, name: str, facts: Facts) -> None:
         cell["outputs"][number] = plain(output, path)
 
 
-def page_of(path: Path, target: Path) -> Notebook:
+def translate(notebook: Notebook, page: str, language: str) -> None:
+    """Put the prose of a lesson into another language; code and outputs stay."""
+    known = languages.catalogue(language, page)
+    words = languages.note(page, language, known)
+    for cell in cells(notebook, "markdown"):
+        text = languages.translate(source(cell), known)
+        if "header" in tags(cell):
+            text = languages.noted(text, words)
+        cell["source"] = text
+
+
+def page_of(path: Path, target: Path, language: str = "") -> Notebook:
     """Write the page's notebook of a lesson into a folder, its pictures beside it."""
     notebook = read(path)
     facts = facts_of(path)
     number = path.name[:2]
     pictures = target / f"plots-{number}"
+    if language:
+        translate(notebook, path.stem, language)
     for cell in notebook["cells"]:
         prepare(cell, str(pictures), facts)
+    if language:
+        for cell in cells(notebook, "markdown"):
+            cell["source"] = languages.settle(cell["source"], path.stem, language)
     notebook["metadata"].pop("course", None)
     write(target / path.name, notebook)
     return notebook

@@ -1,0 +1,285 @@
+"""Judges what a class has handed in: `python -m course grade FOLDER`.
+
+A submission is a notebook that came from `course student`, wherever below the folder it lies. Of it
+only the answers are read; they are tried in the course's own lesson, against the course's own checks,
+in the cage of `stages/grading.py`. That runs as a process of its own, since this package imports no stage.
+"""
+
+from __future__ import annotations
+
+import csv
+import json
+import os
+import shutil
+import subprocess
+import sys
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from course import setup
+from course.notebooks import called, cells, read, select, source, tags
+from utils.errors import CourseError, build_folder, short_path
+
+Facts = dict[str, Any]
+COLUMNS = ["who", "exercise", "verdict", "hint"]
+MOST_BYTES = 20_000_000
+PARAMETERS = 'PROFILE = "smoke"'
+# What a process that runs other people's programs may know of its surroundings.
+PASSED_ON = ("PATH", "HOME", "LANG", "LD_LIBRARY_PATH", "COURSE_HOME")
+NOT_HERE = (
+    "answers of others run only in a cage, which is made of Linux's namespaces"
+)
+
+
+@dataclass
+class Submission:
+    """One notebook that was handed in, with its answers by the number of the exercise."""
+
+    who: str
+    path: Path
+    lesson: Path
+    answers: dict[str, str] = field(default_factory=dict)
+
+
+# what was handed in -----------------------------------------------------------------------------
+
+
+def lesson_of(path: Path, lessons: list[Path]) -> Path | None:
+    """The lesson whose name is in the name of a file, such as `kim-05_tokenizers_up_close.ipynb`."""
+    for lesson in lessons:
+        if lesson.stem in path.stem:
+            return lesson
+    return None
+
+
+def name_of(path: Path, folder: Path, lesson: Path) -> str:
+    """Who handed in: the path below the folder, without the name of the lesson."""
+    below = path.relative_to(folder)
+    rest = path.stem.replace(lesson.stem, "").strip(" -_.")
+    parts = [*below.parent.parts, rest]
+    return "/".join(part for part in parts if part) or "."
+
+
+def exercises(notebook: Facts) -> Iterator[tuple[str, str]]:
+    """The number of each exercise, and what stands between its task and its check."""
+    written: list[str] = []
+    for cell in notebook["cells"]:
+        if cell["cell_type"] != "code":
+            continue
+        text = source(cell)
+        numbers = [name for call, name in called(text) if call == "exercise"]
+        if numbers:
+            yield numbers[0], "\n\n".join(written)
+            written = []
+        elif "exercise" in tags(cell):
+            written = [text]
+        elif written and "solution" not in tags(cell):
+            written.append(text)
+
+
+def read_submission(path: Path, folder: Path, lessons: list[Path]) -> Submission:
+    """A submission with its answers; an error says what is wrong with the file."""
+    lesson = lesson_of(path, lessons)
+    if lesson is None:
+        way = "name it as the lesson is, such as 05_tokenizers_up_close.ipynb"
+        raise CourseError("its name is no lesson's", path, way)
+    if path.stat().st_size > MOST_BYTES:
+        raise CourseError("more than 20 MB", path, "hand it in without outputs")
+    who = name_of(path, folder, lesson)
+    try:
+        answers = dict(exercises(read(path)))
+    except (LookupError, TypeError, AttributeError):
+        what = "this notebook is not whole: a cell lacks its parts"
+        raise CourseError(what, path, "save or restore it") from None
+    if not answers:
+        what = "no exercise is in it"
+        raise CourseError(what, path, "hand in the copy that has the checks")
+    return Submission(who, path, lesson, answers)
+
+
+def collect(folder: Path, only: str | None) -> tuple[list[Submission], list[Facts]]:
+    """The submissions below a folder, and a row for each file that is none."""
+    if not folder.is_dir():
+        raise CourseError(
+            "there is no such folder", folder, "name one that is there"
+        )
+    chosen = select(only)
+    found = []
+    unread = []
+    for path in sorted(folder.rglob("*.ipynb")):
+        if ".ipynb_checkpoints" in path.parts:
+            continue
+        try:
+            one = read_submission(path, folder, select())
+        except CourseError as error:
+            hint, *_ = str(error).splitlines()
+            who = path.relative_to(folder).as_posix()
+            unread.append(row(who, "", "not read", hint))
+            continue
+        if one.lesson in chosen:
+            found.append(one)
+    if not found and not unread:
+        way = "put the notebooks into it, in a folder for each student"
+        raise CourseError("no notebook of a lesson is below it", folder, way)
+    return found, unread
+
+
+def row(who: str, exercise: str, verdict: str, hint: str) -> Facts:
+    """One line of the table."""
+    values = (who, exercise, verdict, hint)
+    return dict(zip(COLUMNS, values))
+
+
+# the judge --------------------------------------------------------------------------------------
+
+
+def lesson_cells(lesson: Path) -> list[Facts]:
+    """The course's own cells, without solutions, each check with the number of its exercise."""
+    parts = []
+    for cell in cells(read(lesson), "code"):
+        kinds = tags(cell)
+        if "solution" in kinds:
+            continue
+        text = source(cell)
+        numbers = [name for call, name in called(text) if call == "exercise"]
+        parts.append({"source": text, "exercise": "".join(numbers[:1])})
+        if "parameters" in kinds:
+            parts.append({"source": PARAMETERS, "exercise": ""})
+    last = max(place for place, part in enumerate(parts) if part["exercise"])
+    return parts[: last + 1]
+
+
+def environment(folder: Path) -> dict[str, str]:
+    """The little that the judge's process is told; computing goes on one core, without a GPU."""
+    known = {name: os.environ[name] for name in PASSED_ON if name in os.environ}
+    known |= {
+        "COURSE_BUILD": str(folder),
+        "COURSE_DEVICE": "cpu",
+        "CUDA_VISIBLE_DEVICES": "",
+        "MPLBACKEND": "agg",
+        "OMP_NUM_THREADS": "1",
+        "PYTHONPATH": str(setup.CHECKOUT),
+        "RAYON_NUM_THREADS": "1",
+        "TOKENIZERS_PARALLELISM": "false",
+    }
+    return known
+
+
+def hand_over(submissions: list[Submission], folder: Path) -> list[Facts]:
+    """Write each submission's answers into a file of its own, which only its judge opens."""
+    shutil.rmtree(folder, ignore_errors=True)
+    folder.mkdir(parents=True)
+    handed = []
+    for number, one in enumerate(submissions):
+        path = folder / f"{number}.json"
+        path.write_text(json.dumps(one.answers), encoding="utf-8")
+        handed.append({"who": one.who, "file": str(path)})
+    return handed
+
+
+def judge(lesson: Path, submissions: list[Submission]) -> list[Facts]:
+    """A verdict for each exercise of each submission of one lesson."""
+    folder = build_folder() / "grading"
+    handed = hand_over(submissions, folder / "answers")
+    parts = lesson_cells(lesson)
+    task = {"lesson": lesson.stem, "cells": parts, "submissions": handed}
+    log = folder / f"{lesson.stem}.log"
+    rows = []
+    with log.open("w", encoding="utf-8") as file:
+        child = subprocess.Popen(
+            [sys.executable, "-m", "stages.grading"],
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            stderr=file,
+            cwd=lesson.parent,
+            env=environment(folder),
+            encoding="utf-8",
+        )
+        assert child.stdin and child.stdout
+        with child:
+            child.stdin.write(json.dumps(task) + "\n")
+            child.stdin.close()
+            for line in child.stdout:
+                rows.append(read_line(json.loads(line), lesson))
+    shutil.rmtree(folder / "answers")
+    if child.returncode:
+        what = f"lesson {lesson.name[:2]} could not be judged"
+        raise CourseError(what, log, "read the end of that file")
+    return rows
+
+
+def read_line(facts: Facts, lesson: Path) -> Facts:
+    """What the judge says: a verdict, or why there is none."""
+    if "refused" in facts:
+        way = "use a Linux that gives user namespaces"
+        raise CourseError(f"{NOT_HERE}: {facts['refused']}", fix=way)
+    if "stopped" in facts:
+        raise CourseError(facts["stopped"], lesson)
+    return {name: facts[name] for name in COLUMNS}
+
+
+# the table --------------------------------------------------------------------------------------
+
+
+def table(rows: list[Facts]) -> str:
+    """The verdicts in columns, a line for each exercise.
+
+    >>> print(table([row("kim", "05.1", "pass", ""), row("lee", "05.1", "fail", "too few")]))
+    who  exercise  verdict  hint
+    kim  05.1      pass
+    lee  05.1      fail     too few
+    """
+    widths = {}
+    for name in COLUMNS:
+        longest = [len(str(line[name])) for line in rows]
+        widths[name] = max([len(name), *longest])
+    lines = []
+    for line in [dict(zip(COLUMNS, COLUMNS)), *rows]:
+        parts = [str(line[name]).ljust(widths[name]) for name in COLUMNS]
+        lines.append("  ".join(parts).rstrip())
+    return "\n".join(lines)
+
+
+def write_csv(rows: list[Facts]) -> Path:
+    """The same for a spreadsheet, in which no cell is taken for a formula."""
+    path = build_folder() / "grading" / "verdicts.csv"
+    path.parent.mkdir(parents=True, exist_ok=True)
+    with path.open("w", encoding="utf-8", newline="") as file:
+        writer = csv.writer(file)
+        writer.writerow(COLUMNS)
+        for line in rows:
+            values = [str(line[name]) for name in COLUMNS]
+            writer.writerow([harmless(value) for value in values])
+    return path
+
+
+def harmless(value: str) -> str:
+    """A text that a spreadsheet shows and does not compute.
+
+    >>> harmless("=1+1"), harmless("pass")
+    ("'=1+1", 'pass')
+    """
+    if value.startswith(("=", "+", "-", "@", "\t")):
+        return f"'{value}"
+    return value
+
+
+def run(folder: Path, only: str | None) -> int:
+    """Judge a folder, print the table, keep it as CSV."""
+    submissions, rows = collect(folder, only)
+    if sys.platform != "linux":
+        way = "grade on Linux, in WSL, or in a Codespace"
+        raise CourseError(f"{NOT_HERE}, and this is {sys.platform}", fix=way)
+    lessons = {one.lesson for one in submissions}
+    for lesson in sorted(lessons):
+        handed = [one for one in submissions if one.lesson == lesson]
+        print(f"{lesson.stem}: {len(handed)} handed in", flush=True)
+        rows += judge(lesson, handed)
+    rows.sort(
+        key=lambda line: (line["exercise"][:2], line["who"], line["exercise"])
+    )
+    print(table(rows))
+    print(f"as a spreadsheet: {short_path(write_csv(rows))}")
+    return 0

@@ -25,6 +25,8 @@ from utils.errors import CourseError, build_folder, short_path
 Facts = dict[str, Any]
 COLUMNS = ["who", "exercise", "verdict", "hint"]
 MOST_BYTES = 20_000_000
+# For one answer and its check; the longest check of the course takes a few seconds.
+SECONDS = 120.0
 PARAMETERS = 'PROFILE = "smoke"'
 # What a process that runs other people's programs may know of its surroundings.
 PASSED_ON = ("PATH", "HOME", "LANG", "LD_LIBRARY_PATH", "COURSE_HOME")
@@ -62,14 +64,24 @@ def name_of(path: Path, folder: Path, lesson: Path) -> str:
     return "/".join(part for part in parts if part) or "."
 
 
+def numbers_in(code: str) -> list[str]:
+    """The exercises that a cell checks; most check one.
+
+    >>> numbers_in('@lesson.exercise("05.1")\\ndef check(): pass')
+    ['05.1']
+    """
+    numbers = [name for call, name in called(code) if call == "exercise"]
+    return sorted(numbers)
+
+
 def exercises(notebook: Facts) -> Iterator[tuple[str, str]]:
-    """The number of each exercise, and what stands between its task and its check."""
+    """The first number that each check looks at, and what stands between the task and the check."""
     written: list[str] = []
     for cell in notebook["cells"]:
         if cell["cell_type"] != "code":
             continue
         text = source(cell)
-        numbers = [name for call, name in called(text) if call == "exercise"]
+        numbers = numbers_in(text)
         if numbers:
             yield numbers[0], "\n\n".join(written)
             written = []
@@ -143,11 +155,10 @@ def lesson_cells(lesson: Path) -> list[Facts]:
         if "solution" in kinds:
             continue
         text = source(cell)
-        numbers = [name for call, name in called(text) if call == "exercise"]
-        parts.append({"source": text, "exercise": "".join(numbers[:1])})
+        parts.append({"source": text, "exercises": numbers_in(text)})
         if "parameters" in kinds:
-            parts.append({"source": PARAMETERS, "exercise": ""})
-    last = max(place for place, part in enumerate(parts) if part["exercise"])
+            parts.append({"source": PARAMETERS, "exercises": []})
+    last = max(place for place, part in enumerate(parts) if part["exercises"])
     return parts[: last + 1]
 
 
@@ -183,8 +194,12 @@ def judge(lesson: Path, submissions: list[Submission]) -> list[Facts]:
     """A verdict for each exercise of each submission of one lesson."""
     folder = build_folder() / "grading"
     handed = hand_over(submissions, folder / "answers")
-    parts = lesson_cells(lesson)
-    task = {"lesson": lesson.stem, "cells": parts, "submissions": handed}
+    task = {
+        "lesson": lesson.stem,
+        "cells": lesson_cells(lesson),
+        "submissions": handed,
+        "seconds": SECONDS,
+    }
     log = folder / f"{lesson.stem}.log"
     rows = []
     with log.open("w", encoding="utf-8") as file:

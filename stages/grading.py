@@ -21,7 +21,7 @@ import signal
 import socket
 import sys
 import time
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from typing import Any, NoReturn
 
 from stages.cage import filter, kernel, view, warden
@@ -36,7 +36,7 @@ Facts = dict[str, Any]
 RECORD_TYPE = "application/vnd.course.record+json"
 LONGEST_HINT = 200
 LONGEST_REPORT = 65_536
-LIMITS = Limits(seconds=120, memory_mb=4096, files_mb=64)
+LIMITS = Limits(memory_mb=4096, files_mb=64)
 # The descriptors of a caged copy, behind its three streams.
 ANSWERS, REPORT = 3, 4
 
@@ -68,20 +68,19 @@ def run_cell(shell: Any, code: str) -> tuple[list[Facts], BaseException | None]:
 def grade(task: Facts, tell: Any) -> None:
     """Run a lesson, and at each check the answers of all that have handed in."""
     shell = make_shell()
+    limits = replace(LIMITS, seconds=task["seconds"])
     for cell in task["cells"]:
-        for submission in task["submissions"] if cell["exercise"] else ():
-            facts = judge(shell, cell, submission["file"], LIMITS)
-            facts |= {"who": submission["who"], "exercise": cell["exercise"]}
-            tell(facts)
+        for submission in task["submissions"] if cell["exercises"] else ():
+            for facts in judge(shell, cell, submission["file"], limits):
+                tell({"who": submission["who"], **facts})
         _, error = run_cell(shell, cell["source"])
         if error:
             what = f"the lesson itself stopped: {type(error).__name__}: {error}"
             raise CourseError(what, task["lesson"], "run it by itself first")
 
 
-def judge(shell: Any, cell: Facts, file: str, limits: Limits) -> Facts:
-    """The verdict on one answer, from a caged copy of this process."""
-    begun = time.monotonic()
+def judge(shell: Any, cell: Facts, file: str, limits: Limits) -> list[Facts]:
+    """The verdicts on one answer, from a caged copy of this process; most checks give one."""
     answers = os.open(file, os.O_RDONLY)
     mine, theirs = socket.socketpair()
     mapped, written = os.pipe()
@@ -97,49 +96,58 @@ def judge(shell: Any, cell: Facts, file: str, limits: Limits) -> Facts:
     try:
         warden.map_users(folder)
         os.close(written)
-        facts = listen(mine, limits.seconds)
+        said, ended = listen(mine, limits.seconds)
     finally:
         os.close(folder)
         mine.close()
         os.kill(pid, signal.SIGKILL)
         _, status = os.waitpid(pid, 0)
-    if not facts:
-        facts = {"verdict": "crashed", "hint": ended_by(status)}
-    facts["seconds"] = round(time.monotonic() - begun, 1)
-    return facts
+    verdicts = read_report(said)
+    missing = ("crashed", ended_by(status))
+    if not ended:
+        missing = ("timeout", f"not done in {limits.seconds:g} s")
+    rows = []
+    for number in cell["exercises"]:
+        verdict, hint = verdicts.get(number, missing)
+        rows.append({"exercise": number, "verdict": verdict, "hint": hint})
+    return rows
 
 
-def listen(control: socket.socket, seconds: float) -> Facts:
-    """What the copy says in its time; nothing if it ended without a word."""
+def listen(control: socket.socket, seconds: float) -> tuple[bytes, bool]:
+    """What the copy says in its time, and whether it came to its end."""
     end = time.monotonic() + seconds
     said = b""
     while len(said) <= LONGEST_REPORT:
         left = end - time.monotonic()
         ready, _, _ = select.select([control], [], [], max(0, left))
         if not ready:
-            return {"verdict": "timeout", "hint": f"not done in {seconds:g} s"}
+            return b"", False
         part = control.recv(LONGEST_REPORT)
         if not part:
             break
         said += part
-    return read_report(said)
+    return said, True
 
 
-def read_report(said: bytes) -> Facts:
-    """A verdict as two plain lines, whatever the copy has sent.
+def read_report(said: bytes) -> dict[str, tuple[str, str]]:
+    """Verdicts by their exercises, each as two plain lines, whatever the copy has sent.
 
-    >>> read_report(b'{"verdict": "fail", "hint": "no\\\\u001b[2J"}')
-    {'verdict': 'fail', 'hint': 'no?[2J'}
+    >>> read_report(b'{"05.1": ["fail", "no\\\\u001b[2J"], "05.2": 3}')
+    {'05.1': ('fail', 'no?[2J')}
     >>> read_report(b"?")
     {}
     """
+    verdicts = {}
     try:
         facts = json.loads(said)
-        words = [str(facts["verdict"])[:20], str(facts["hint"])]
-    except (ValueError, LookupError, TypeError):
+        pairs = list(facts.items())
+    except (ValueError, AttributeError, RecursionError):
         return {}
-    lines = [plain(word) for word in words]
-    return dict(zip(("verdict", "hint"), lines))
+    for number, pair in pairs:
+        if isinstance(pair, list) and len(pair) == 2:
+            verdict, hint = (plain(str(word)) for word in pair)
+            verdicts[number] = (verdict, hint)
+    return verdicts
 
 
 def plain(text: str) -> str:
@@ -168,17 +176,17 @@ def be_caged(
     shell: Any, cell: Facts, answers: int, control: socket.socket, limits: Limits
 ) -> NoReturn:
     """Enter the cage, judge one answer there, say how it went."""
-    facts = {"verdict": "no cage", "hint": ""}
     where = control.detach()
+    verdicts = {}
     try:
         enter_cage(answers, where, limits)
         where = REPORT
-        facts = verdict_on(shell, cell)
+        verdicts = verdicts_on(shell, cell)
     except BaseException as error:
-        facts["hint"] = f"{type(error).__name__}: {error}"
+        verdicts = same(cell, "no cage", f"{type(error).__name__}: {error}")
     finally:
         with contextlib.suppress(OSError):
-            os.write(where, json.dumps(facts).encode())
+            os.write(where, json.dumps(verdicts).encode())
         os._exit(0)
 
 
@@ -228,25 +236,33 @@ def enter_view(paths: list[str]) -> None:
     kernel.enter_root(view.PLACE)
 
 
-def verdict_on(shell: Any, cell: Facts) -> Facts:
+def same(cell: Facts, verdict: str, hint: str) -> Facts:
+    """One verdict for all that a check looks at."""
+    return {number: [verdict, hint] for number in cell["exercises"]}
+
+
+def verdicts_on(shell: Any, cell: Facts) -> Facts:
     """Run an answer and the check behind it."""
+    first, *_ = cell["exercises"]
     with os.fdopen(ANSWERS, "rb") as file:
-        answer = json.load(file).get(cell["exercise"])
+        answer = json.load(file).get(first)
     if answer is None:
-        return {"verdict": "missing", "hint": "no such exercise in the notebook"}
+        return same(cell, "missing", "no such exercise in the notebook")
     torch = sys.modules.get("torch")
     if torch:
         # The threads of the process that was copied are not here.
         torch.set_num_threads(1)
+    records: list[Facts] = []
     for code in (answer, cell["source"]):
         records, error = run_cell(shell, code)
         if error:
             hint = f"{type(error).__name__}: {error}"
-            return {"verdict": "error", "hint": hint}
-    made = [record for record in records if record["kind"] == "exercise"]
-    if not made:
-        return {"verdict": "error", "hint": "the check gave no verdict"}
-    return {"verdict": made[-1]["verdict"], "hint": made[-1]["hint"]}
+            return same(cell, "error", hint)
+    verdicts = same(cell, "error", "the check gave no verdict")
+    for record in records:
+        if record["kind"] == "exercise":
+            verdicts[record["name"]] = [record["verdict"], record["hint"]]
+    return verdicts
 
 
 def main() -> int:

@@ -1,6 +1,7 @@
 """What a reader is shown: nothing of a text is lost, and nothing of it becomes markup."""
 
 import html
+import io
 import re
 import time
 from html.parser import HTMLParser
@@ -12,6 +13,7 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 from matplotlib import pyplot as plt
+from PIL import Image
 
 from stages.trainer_progress import TrainerProgress
 from utils import show
@@ -123,6 +125,25 @@ def test_a_figure_has_a_text_for_those_who_cannot_see_it(shown):
         '<img alt="a line that rises" src="data:image/png;base64,'
     )
     assert not plt.fignum_exists(figure.number)
+
+
+def test_a_picture_keeps_its_colours_in_a_palette():
+    figure, (left, right) = plt.subplots(1, 2)
+    left.imshow(np.add.outer(np.arange(60), np.arange(60)), cmap="viridis")
+    right.plot([0, 1], [1, 0], color=show.COLOURS[1])
+    whole = io.BytesIO()
+    figure.savefig(
+        whole, format="png", dpi=110, bbox_inches="tight", facecolor="white"
+    )
+    small = show.picture_of(figure)
+    plt.close(figure)
+    assert len(small) < 0.6 * len(whole.getvalue())
+    pixels = [
+        np.asarray(Image.open(file).convert("RGB"), dtype=int)
+        for file in (whole, io.BytesIO(small))
+    ]
+    off = np.abs(pixels[0] - pixels[1]).max(axis=-1)
+    assert off.mean() < 1 and np.quantile(off, 0.999) < 24
 
 
 def test_tied_parameters_count_once():

@@ -169,6 +169,7 @@ def environment(folder: Path) -> dict[str, str]:
         "COURSE_BUILD": str(folder),
         "COURSE_DEVICE": "cpu",
         "CUDA_VISIBLE_DEVICES": "",
+        "IPYTHONDIR": str(folder / "ipython"),
         "MPLBACKEND": "agg",
         "OMP_NUM_THREADS": "1",
         "PYTHONPATH": str(setup.CHECKOUT),

@@ -45,13 +45,10 @@ ANSWERS, REPORT = 3, 4
 
 
 def make_shell() -> Any:
-    """What runs cells as a kernel does, in this process; it keeps no history."""
+    """What runs cells as a kernel does, in this process."""
     from IPython.core.interactiveshell import InteractiveShell
-    from traitlets.config import Config
 
-    config = Config()
-    config.HistoryManager.enabled = False
-    return InteractiveShell.instance(config=config)
+    return InteractiveShell.instance()
 
 
 def run_cell(shell: Any, code: str) -> tuple[list[Facts], BaseException | None]:

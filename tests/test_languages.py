@@ -74,9 +74,7 @@ def test_a_changed_paragraph_is_stale_and_stands_in_english(page):
 
 
 def test_a_cell_of_a_table_is_a_paragraph(page):
-    table = (
-        "# Word\n\n<!-- x:begin -->\n| `a` | what |\n|:--|--:|\n| 30 s | it does |\n"
-    )
+    table = "# Word\n\n<!-- x:begin -->\n| `a` | what |\n|:--|--:|\n| 30 s | it does |\n"
     assert languages.paragraphs(table) == ["# Word", "what", "it does"]
     known = {"it does": "한다", "what": "무엇"}
     assert "| `a` | 무엇 |\n|:--|--:|\n| 30 s | 한다 |\n" in languages.translate(

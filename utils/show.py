@@ -146,27 +146,17 @@ def show_figure(figure: Any, alt: str) -> None:
     from IPython.display import display
     from matplotlib import pyplot as plt
 
-    content = base64.b64encode(picture_of(figure)).decode("ascii")
+    image = io.BytesIO()
+    # Half the bytes of a PNG, every pixel as it was drawn.
+    look = {"dpi": 110, "bbox_inches": "tight", "facecolor": "white"}
+    figure.savefig(image, format="webp", pil_kwargs={"lossless": True}, **look)
     plt.close(figure)
+    content = base64.b64encode(image.getvalue()).decode("ascii")
     picture = (
-        f'<img alt="{html.escape(alt)}" src="data:image/png;base64,{content}">'
+        f'<img alt="{html.escape(alt)}" src="data:image/webp;base64,{content}">'
     )
     data = {"text/html": picture, "text/plain": f"[figure: {alt}]"}
     display(data, raw=True)
-
-
-def picture_of(figure: Any) -> bytes:
-    """A figure as PNG with a palette, a third of its size: a plot has few colours."""
-    from PIL import Image
-
-    drawn = io.BytesIO()
-    look = {"dpi": 110, "bbox_inches": "tight", "facecolor": "white"}
-    figure.savefig(drawn, format="png", **look)
-    image = Image.open(drawn).convert("RGB")
-    few = image.quantize(256, dither=Image.Dither.NONE)
-    saved = io.BytesIO()
-    few.save(saved, format="PNG", optimize=True)
-    return saved.getvalue()
 
 
 def show_source(thing: Callable) -> None:

@@ -17,6 +17,9 @@ from course.site.links import in_repository, relead
 
 RECORD = "application/vnd.course.record+json"
 SMALL = re.compile(r'<small style="[^"]*">')
+FIGURE = re.compile(
+    r'<img alt="([^"]*)" src="data:image/(png|webp);base64,([^"]+)"[^>]*>'
+)
 BADGES = re.compile(r"(?m)^\[!\[Open in Colab\].*$")
 TURN = re.compile(r"(?m)^---\n(before|\[all|next)[^\n]*\Z")
 
@@ -92,11 +95,10 @@ def plain(output: Any, path: Path) -> Any:
         shown = keep_picture("".join(picture), alt, path)
         return {**output, "data": {"text/markdown": shown}, "metadata": {}}
     page = "".join(data.get("text/html", ""))
-    figure = re.fullmatch(
-        r'<img alt="([^"]*)" src="data:image/png;base64,([^"]+)"[^>]*>', page
-    )
+    figure = FIGURE.fullmatch(page)
     if figure:
-        shown = keep_picture(figure[2], html.unescape(figure[1]), path)
+        path = path.with_suffix(f".{figure[2]}")
+        shown = keep_picture(figure[3], html.unescape(figure[1]), path)
         return {**output, "data": {"text/markdown": shown}, "metadata": {}}
     if page:
         data["text/html"] = SMALL.sub('<small class="record">', page)

@@ -20,6 +20,7 @@ import select
 import signal
 import socket
 import sys
+import tempfile
 import time
 from dataclasses import asdict, replace
 from typing import Any, NoReturn
@@ -37,6 +38,8 @@ RECORD_TYPE = "application/vnd.course.record+json"
 LONGEST_HINT = 200
 LONGEST_REPORT = 65_536
 LIMITS = Limits(memory_mb=4096, files_mb=64)
+# Not `/tmp`, in which a checkout may lie.
+SCRATCH = "/scratch"
 # The descriptors of a caged copy, behind its three streams.
 ANSWERS, REPORT = 3, 4
 
@@ -196,8 +199,10 @@ def enter_cage(answers: int, control: int, limits: Limits) -> None:
     enter_view(visible_paths())
     size = f"size={limits.files_mb}m,nr_inodes=1024,mode=777"
     flags = kernel.NO_SUID | kernel.NO_DEVICES | kernel.NO_EXEC
-    kernel.mount("scratch", view.SCRATCH, "tmpfs", flags, size)
-    os.chdir(view.SCRATCH)
+    kernel.mount("scratch", SCRATCH, "tmpfs", flags, size)
+    os.chdir(SCRATCH)
+    os.environ |= {"HOME": SCRATCH, "TMPDIR": SCRATCH}
+    tempfile.tempdir = SCRATCH
     warden.keep_only([answers, nothing, control])
     with contextlib.suppress(OSError):
         os.close(warden.TELLS)
@@ -226,7 +231,7 @@ def enter_view(paths: list[str]) -> None:
     kernel.mount("none", "/", "", kernel.RECURSIVE | kernel.PRIVATE)
     safe = kernel.NO_SUID | kernel.NO_DEVICES
     kernel.mount("view", view.PLACE, "tmpfs", safe, "size=4m,mode=755")
-    os.mkdir(view.PLACE + view.SCRATCH)
+    os.mkdir(view.PLACE + SCRATCH)
     for path in paths:
         view.show(path)
     kernel.restrict_mount(view.PLACE, view.SEALED, deep=False)

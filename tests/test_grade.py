@@ -189,6 +189,17 @@ HOSTILE = {
         "error",
         "Read-only",
     ),
+    "writes into its scratch": (
+        "import tempfile\nwith tempfile.TemporaryFile() as file:\n"
+        f"    file.write(b'x')\n{RIGHT}",
+        "pass",
+        "",
+    ),
+    "loads a package later": (
+        f"import email.mime.audio, wave, pygments.formatters\n{RIGHT}",
+        "pass",
+        "",
+    ),
     "starts a process": ("import os\nos.fork()", "error", "Error"),
     "asks the environment": (
         f"import os\n{TOLD.format('os.environ.get(SECRET)')}",

@@ -32,6 +32,31 @@ PARTLY = {
     "ko": "*이 쪽은 {total}개 문단 가운데 {translated}개가 번역되어 있습니다. 나머지는 영어입니다.*",
     "zh": "*本页共 {total} 段，已译 {translated} 段，其余仍是英文。*",
 }
+# What the site says in the header of a lesson.
+PHRASES = {
+    "ko": {
+        "**Run this lesson** on": "**이 강의 실행하기**:",
+        "your machine": "내 컴퓨터",
+        "**Mend it:**": "**고치기:**",
+        "edit it": "편집",
+        "report a mistake": "잘못 알리기",
+        "Last runs at `smoke`:": "`smoke`에서 한 마지막 실행:",
+        "not recorded yet": "아직 기록 없음",
+        "The outputs below are of commit": "아래 출력의 커밋:",
+        "recorded on": "기록한 곳:",
+    },
+    "zh": {
+        "**Run this lesson** on": "**运行本课**：",
+        "your machine": "自己的机器",
+        "**Mend it:**": "**修改：**",
+        "edit it": "编辑",
+        "report a mistake": "报告错误",
+        "Last runs at `smoke`:": "`smoke` 下的最近运行：",
+        "not recorded yet": "尚无记录",
+        "The outputs below are of commit": "以下输出所属的提交：",
+        "recorded on": "记录于",
+    },
+}
 CODE = re.compile(r"^```.*?^```", re.M | re.S)
 # A paragraph ends at an empty line, and in a list where the next point begins.
 BREAK = re.compile(r"(\n\s*\n|\n(?=- ))")
@@ -251,6 +276,18 @@ def leader(page: str, language: str) -> Callable[[re.Match[str]], str]:
 def settle(text: str, page: str, language: str) -> str:
     """A translated text with its links led from the folder of its language."""
     return LINK.sub(leader(page, language), text)
+
+
+def say(text: str, language: str) -> str:
+    """What the site itself says, in another language.
+
+    >>> say("[edit it](a)", "zh"), say("[edit it](a)", "")
+    ('[编辑](a)', '[edit it](a)')
+    """
+    phrases = PHRASES.get(language, {})
+    for english, other in phrases.items():
+        text = text.replace(english, other)
+    return text
 
 
 def note(page: str, language: str, known: dict[str, str]) -> str:

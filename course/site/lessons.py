@@ -67,11 +67,12 @@ def last_run(number: str) -> str:
     return f"{{.last-run}}\nLast runs at `smoke`: {text}.\n"
 
 
-def header(text: str, facts: Facts) -> str:
+def header(text: str, facts: Facts, language: str) -> str:
     """The header of a lesson, with more places to run it than a notebook needs."""
     told = run_this(facts)
     told += "\n"
     told += last_run(facts["number"])
+    told = languages.say(told, language)
     return BADGES.sub(lambda _: told, text, count=1)
 
 
@@ -114,12 +115,12 @@ def fold(cell: Cell, words: str) -> None:
     }
 
 
-def prepare(cell: Cell, name: str, facts: Facts) -> None:
+def prepare(cell: Cell, name: str, facts: Facts, language: str) -> None:
     """Make one cell fit for a page."""
     text = source(cell)
     if cell["cell_type"] == "markdown":
         if "header" in tags(cell):
-            text = header(text, facts)
+            text = header(text, facts, language)
         if "footer" in tags(cell):
             text = TURN.sub("", text.rstrip())
         cell["source"] = relead(text, "notebooks")
@@ -154,7 +155,7 @@ def page_of(path: Path, target: Path, language: str = "") -> Notebook:
     if language:
         translate(notebook, path.stem, language)
     for cell in notebook["cells"]:
-        prepare(cell, str(pictures), facts)
+        prepare(cell, str(pictures), facts, language)
     if language:
         for cell in cells(notebook, "markdown"):
             cell["source"] = languages.settle(cell["source"], path.stem, language)

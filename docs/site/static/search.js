@@ -46,6 +46,8 @@ function scoreOf(entry, patterns, query) {
   if (patterns.length > 1 && (entry.title + " " + entry.text).includes(query)) score += 12;
   // A short section that says it is about it; a long one mentions much.
   score /= 1 + entry.text.length / 8000;
+  // A translated page holds the English terms as well, and comes behind the page it was made from.
+  if (/^[a-z]{2}\//.test(entry.address)) return 0.5 * score;
   return entry.address.startsWith("api/") ? 0.7 * score : score;
 }
 

@@ -27,6 +27,7 @@ COLUMNS = ["who", "exercise", "verdict", "hint"]
 MOST_BYTES = 20_000_000
 # For one answer and its check; the longest check of the course takes a few seconds.
 SECONDS = 120.0
+BROKEN = (LookupError, TypeError, AttributeError, ValueError)
 PARAMETERS = 'PROFILE = "smoke"'
 # What a process that runs other people's programs may know of its surroundings.
 PASSED_ON = ("PATH", "HOME", "LANG", "LD_LIBRARY_PATH", "COURSE_HOME")
@@ -97,12 +98,16 @@ def read_submission(path: Path, folder: Path, lessons: list[Path]) -> Submission
     if lesson is None:
         way = "name it as the lesson is, such as 05_tokenizers_up_close.ipynb"
         raise CourseError("its name is no lesson's", path, way)
+    if path.is_symlink() or not path.is_file():
+        raise CourseError("this is no plain file", path, "hand in a copy")
     if path.stat().st_size > MOST_BYTES:
         raise CourseError("more than 20 MB", path, "hand it in without outputs")
     who = name_of(path, folder, lesson)
     try:
         answers = dict(exercises(read(path)))
-    except (LookupError, TypeError, AttributeError):
+    except CourseError:
+        raise
+    except (*BROKEN, MemoryError, RecursionError):
         what = "this notebook is not whole: a cell lacks its parts"
         raise CourseError(what, path, "save or restore it") from None
     if not answers:
@@ -141,7 +146,18 @@ def collect(folder: Path, only: str | None) -> tuple[list[Submission], list[Fact
 def row(who: str, exercise: str, verdict: str, hint: str) -> Facts:
     """One line of the table."""
     values = (who, exercise, verdict, hint)
-    return dict(zip(COLUMNS, values))
+    shown = [printable(value) for value in values]
+    return dict(zip(COLUMNS, shown))
+
+
+def printable(text: str) -> str:
+    """A text of others that no terminal takes for a command.
+
+    >>> printable("kim\\x1b[2J")
+    'kim?[2J'
+    """
+    signs = [sign if sign.isprintable() else "?" for sign in text]
+    return "".join(signs)
 
 
 # the judge --------------------------------------------------------------------------------------
@@ -185,9 +201,12 @@ def hand_over(submissions: list[Submission], folder: Path) -> list[Facts]:
     folder.mkdir(parents=True)
     handed = []
     for number, one in enumerate(submissions):
-        path = folder / f"{number}.json"
-        path.write_text(json.dumps(one.answers), encoding="utf-8")
-        handed.append({"who": one.who, "file": str(path)})
+        name = f"{number}.json"
+        path = folder / name
+        text = json.dumps(one.answers)
+        path.write_text(text, encoding="utf-8")
+        facts = {"who": one.who, "file": str(path)}
+        handed.append(facts)
     return handed
 
 
@@ -233,7 +252,8 @@ def read_line(facts: Facts, lesson: Path) -> Facts:
         raise CourseError(f"{NOT_HERE}: {facts['refused']}", fix=way)
     if "stopped" in facts:
         raise CourseError(facts["stopped"], lesson)
-    return {name: facts[name] for name in COLUMNS}
+    values = [facts[name] for name in COLUMNS]
+    return row(*values)
 
 
 # the table --------------------------------------------------------------------------------------
@@ -260,14 +280,15 @@ def table(rows: list[Facts]) -> str:
 
 def write_csv(rows: list[Facts]) -> Path:
     """The same for a spreadsheet, in which no cell is taken for a formula."""
-    path = build_folder() / "grading" / "verdicts.csv"
-    path.parent.mkdir(parents=True, exist_ok=True)
+    folder = build_folder() / "grading"
+    folder.mkdir(parents=True, exist_ok=True)
+    path = folder / "verdicts.csv"
     with path.open("w", encoding="utf-8", newline="") as file:
         writer = csv.writer(file)
         writer.writerow(COLUMNS)
         for line in rows:
-            values = [str(line[name]) for name in COLUMNS]
-            writer.writerow([harmless(value) for value in values])
+            values = map(harmless, line.values())
+            writer.writerow(values)
     return path
 
 

@@ -94,6 +94,7 @@ def test_who_handed_in_is_told_by_the_path(name, who, tmp_path):
         ("05_tokenizers_up_close.ipynb", "[]", "not whole"),
         ("05_tokenizers_up_close.ipynb", '{"cells": [3]}', "not whole"),
         ("05_tokenizers_up_close.ipynb", '{"cells": []}', "no exercise is in it"),
+        ("05_tokenizers_up_close.ipynb", "[" * 100_000, "not whole"),
         ("homework.ipynb", '{"cells": []}', "its name is no lesson's"),
     ],
 )
@@ -113,6 +114,27 @@ def test_a_huge_file_is_not_read(handed, monkeypatch):
     monkeypatch.setattr(grade, "MOST_BYTES", 10)
     found, (line,) = grade.collect(handed, None)
     assert found == [] and "20 MB" in line["hint"]
+
+
+def test_what_is_no_plain_file_is_not_opened(handed):
+    path = next(handed.rglob("*.ipynb"))
+    try:
+        (handed / "lee-05_tokenizers_up_close.ipynb").symlink_to(path)
+    except OSError:
+        pytest.skip("no links here")
+    found, (line,) = grade.collect(handed, None)
+    assert len(found) == 1 and "no plain file" in line["hint"]
+
+
+@pytest.mark.skipif(not hasattr(os, "mkfifo"), reason="no pipes with a name here")
+def test_a_pipe_does_not_hold_up_the_class(handed):
+    os.mkfifo(handed / "lee-05_tokenizers_up_close.ipynb")
+    found, (line,) = grade.collect(handed, None)
+    assert len(found) == 1 and "no plain file" in line["hint"]
+
+
+def test_a_name_paints_no_terminal():
+    assert grade.row("\x1b[2Jkim", "05.1", "pass", "")["who"] == "?[2Jkim"
 
 
 def test_a_folder_with_nothing_in_it_is_an_error(tmp_path, capsys):

@@ -121,9 +121,17 @@ window.courseIndex = function (rows) {
   if (box.value) show(entries, box.value);
 };
 
-const asked = new URLSearchParams(location.search).get("q") || "";
-document.getElementById("q").value = asked;
-document.querySelector("#search form").addEventListener("submit", event => event.preventDefault());
+// The index is the largest file of the site, so it comes when somebody begins to search.
 const script = document.createElement("script");
-script.src = SCRIPT.dataset.index;
-document.head.append(script);
+function load() {
+  if (script.src) return;
+  script.src = SCRIPT.dataset.index;
+  document.head.append(script);
+}
+
+const input = document.getElementById("q");
+input.value = new URLSearchParams(location.search).get("q") || "";
+input.addEventListener("focus", load);
+input.addEventListener("input", load);
+document.querySelector("#search form").addEventListener("submit", event => event.preventDefault());
+if (input.value) load();

@@ -44,6 +44,9 @@ PHRASES = {
         "not recorded yet": "아직 기록 없음",
         "The outputs below are of commit": "아래 출력의 커밋:",
         "recorded on": "기록한 곳:",
+        "green in": "통과",
+        "red in": "실패",
+        " on 20": " 20",
     },
     "zh": {
         "**Run this lesson** on": "**运行本课**：",
@@ -55,6 +58,9 @@ PHRASES = {
         "not recorded yet": "尚无记录",
         "The outputs below are of commit": "以下输出所属的提交：",
         "recorded on": "记录于",
+        "green in": "通过",
+        "red in": "未通过",
+        " on 20": " 20",
     },
 }
 CODE = re.compile(r"^```.*?^```", re.M | re.S)

@@ -52,6 +52,13 @@ def test_a_link_in_code_is_left_alone():
     assert links.relead(text, "docs").count("](../LICENSE)") == 2
 
 
+def test_a_badge_of_another_host_is_in_no_page():
+    badge = (
+        "[![CI](https://a.org/ci.yml/badge.svg)](https://a.org/ci.yml) [![x](y)](z)"
+    )
+    assert links.relead(f"# A\n\n{badge}\n\ntext", "") == "# A\n\n\ntext"
+
+
 # lessons ----------------------------------------------------------------------------------------
 
 

@@ -287,6 +287,27 @@ def test_a_lesson_that_stops_by_itself_is_told(tmp_path, monkeypatch):
         grade.judge(lesson, [one])
 
 
+def test_where_the_solution_fails_no_verdict_counts():
+    rows = [
+        grade.row(grade.CONTROL, "05.1", "pass", ""),
+        grade.row("kim", "05.1", "fail", "no"),
+        grade.row(grade.CONTROL, "05.2", "error", "PermissionError"),
+        grade.row("kim", "05.2", "error", "PermissionError"),
+        grade.row(grade.CONTROL, "05.3", "missing", ""),
+        grade.row("kim", "05.3", "pass", ""),
+    ]
+    told = grade.by_hand(rows, {"05.1", "05.2"})
+    assert [line["who"] for line in told] == ["kim"] * 3
+    assert [line["verdict"] for line in told] == ["fail", "by hand", "pass"]
+    assert told[1]["hint"] == "in the cage the solution itself gets error"
+
+
+def test_the_control_is_the_courses_own_solutions():
+    control = grade.solution_of(select("05")[0])
+    assert list(control.answers) == ["05.1", "05.2", "05.3a", "05.4"]
+    assert not any("lesson.solution" in text for text in control.answers.values())
+
+
 @caged
 @pytest.mark.slow
 def test_a_class_is_graded(handed, capsys, monkeypatch, tmp_path):

@@ -32,8 +32,9 @@ HELP = """what to do:
   keep     make the last run the record: results/, and at laptop the committed outputs
   elsewhere  run tests and lessons in other environments: oldest, locked, newest, colab
   student  write lessons without their solutions into a folder: course student FOLDER
-  translations  say what of the pages in other languages is missing or older than the English;
-           with --renew bring their catalogues up to date
+  grade    judge the notebooks handed in below a folder, in a cage: course grade FOLDER
+  translations  say what of the pages in other languages is missing or older than the English,
+           with --strict as an error; with --renew bring their catalogues up to date
   site     build the pages: build/site, from the committed lessons, nothing executed
   publish  write the copies of the lessons that Colab and Kaggle open into build/publish
   test, style, bench, faults, release-check, clean: what `make` says of them"""
@@ -60,9 +61,11 @@ def parse(arguments: list[str] | None) -> Namespace:
     add("--serve", action="store_true", help="site: show it, too, on this machine")
     add("-p", dest="dials", action="append", default=[], metavar="NAME=VALUE")
     options = parser.parse_intermixed_args(arguments)
-    if options.action == "student" and len(options.names) != 1:
-        parser.error("name one folder: course student FOLDER")
-    if options.names and options.action not in ("fetch", "elsewhere", "student"):
+    for_a_class = options.action in ("student", "grade")
+    if for_a_class and len(options.names) != 1:
+        parser.error(f"name one folder: course {options.action} FOLDER")
+    named = for_a_class or options.action in ("fetch", "elsewhere")
+    if options.names and not named:
         parser.error("choose lessons with --only")
     return options
 
@@ -260,6 +263,13 @@ def student(options: Namespace) -> int:
     return 0
 
 
+def grade(options: Namespace) -> int:
+    """Judge what a class has handed in."""
+    from course import grade
+
+    return grade.run(Path(options.names[0]), options.only)
+
+
 def translations(options: Namespace) -> int:
     """Say how far the translations are."""
     from course.site import languages
@@ -267,8 +277,10 @@ def translations(options: Namespace) -> int:
     for language in languages.NAMES if options.renew else ():
         for page in languages.SOURCES:
             languages.renew(language, page)
-    print("\n".join(languages.report()))
-    return 0
+    lines = languages.report()
+    print("\n".join(lines))
+    behind = any(line.startswith(" ") for line in lines)
+    return int(options.strict and behind)
 
 
 def site(options: Namespace) -> int:
@@ -289,7 +301,8 @@ def chore(options: Namespace) -> int:
 
 
 EARLY = {"setup": make, "doctor": examine, "fetch": fetch, "lab": lab, "work": work}
-EARLY |= {"site": site, "student": student, "translations": translations}
+EARLY |= {"site": site, "student": student, "grade": grade}
+EARLY |= {"translations": translations}
 ACTIONS = {"run": run, "check": check, "report": report, "sync": sync, "keep": keep}
 ACTIONS |= {"elsewhere": elsewhere, "publish": publish}
 CHORES = dict.fromkeys(

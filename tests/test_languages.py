@@ -6,6 +6,7 @@ import polib
 import pytest
 
 from course.site import languages
+from course.site.lessons import page_of
 
 PAGE = """# Title
 
@@ -28,6 +29,7 @@ def page(tmp_path, monkeypatch):
     path = tmp_path / "docs" / "glossary.md"
     path.write_text(PAGE, encoding="utf-8")
     monkeypatch.setattr(languages, "ROOT", tmp_path)
+    monkeypatch.setattr(languages, "SOURCES", {"glossary": "docs/glossary.md"})
     return path
 
 
@@ -71,13 +73,91 @@ def test_a_changed_paragraph_is_stale_and_stands_in_english(page):
     assert "A very last line." in text and "마지막" not in text
 
 
+def test_a_cell_of_a_table_is_a_paragraph(page):
+    table = "# Word\n\n<!-- x:begin -->\n| `a` | what |\n|:--|--:|\n| 30 s | it does |\n"
+    assert languages.paragraphs(table) == ["# Word", "what", "it does"]
+    known = {"it does": "한다", "what": "무엇"}
+    assert "| `a` | 무엇 |\n|:--|--:|\n| 30 s | 한다 |\n" in languages.translate(
+        table, known
+    )
+
+
+def test_a_page_that_is_not_whole_says_so(page):
+    languages.renew("ko", "glossary")
+    fill({"# Title": "# 제목"})
+    known = languages.catalogue("ko", "glossary")
+    words = languages.note("glossary", "ko", known)
+    assert "4개 문단 가운데 1개" in words
+    assert languages.noted("# 제목\n\nA", words).startswith(f"# 제목{words}\n\nA")
+
+
+def test_links_lead_to_translated_pages_where_there_are_some():
+    def settle(text):
+        return languages.settle(text, "00_start_here", "ko")
+
+    lessons = languages.anchors("ko", "README")["lessons"]
+    assert lessons == "강의-목록"
+    assert settle("[a](../README.md#lessons)") == f"[a](README.md#{lessons})"
+    assert settle("[a](../docs/glossary.md)") == "[a](glossary.md)"
+    assert settle("[a](01_x.ipynb)") == "[a](../notebooks/01_x.ipynb)"
+    assert settle("![a](images/a.svg)") == "![a](../notebooks/images/a.svg)"
+    assert settle("[a](https://a.org/b)") == "[a](https://a.org/b)"
+    inner = languages.settle("[a](#lessons)", "README", "ko")
+    assert inner == f"[a](#{lessons})"
+
+
 @pytest.mark.parametrize("language", languages.NAMES)
-def test_a_translated_entry_keeps_the_term_and_its_code(language):
-    known = languages.catalogue(language, "glossary")
+def test_code_and_outputs_of_a_lesson_stay(language, tmp_path):
+    path = languages.ROOT / languages.SOURCES["00_start_here"]
+    english = page_of(path, tmp_path / "notebooks")
+    other = page_of(path, tmp_path / language, language)
+    assert len(english["cells"]) == len(other["cells"])
+    for one, two in zip(english["cells"], other["cells"]):
+        if one["cell_type"] == "code":
+            assert one == two, one["id"]
+    assert (tmp_path / language / path.name).exists()
+
+
+# What holds the translations that are there to the English.
+
+
+def code_of(text: str) -> list[str]:
+    spans = re.findall(r"(?<!`)(`+)(?!`)(.+?)(?<!`)\1(?!`)", text)
+    return sorted(inside for _, inside in spans)
+
+
+def starts(text: str) -> str:
+    return re.match(r"(#+ |- |!\[|> |<details><summary>|\*\*\d+\.)?", text)[0]
+
+
+def addresses(text: str) -> list[str]:
+    return sorted(re.findall(r"\]\(([^)]*)\)", text))
+
+
+@pytest.mark.parametrize("page", languages.SOURCES)
+@pytest.mark.parametrize("language", languages.NAMES)
+def test_a_translation_keeps_code_links_and_form(language, page):
+    known = languages.catalogue(language, page)
     assert len(known) >= 100
     for english, other in known.items():
+        assert code_of(english) == code_of(other), english
+        assert addresses(english) == addresses(other), english
+        assert starts(english) == starts(other), english
+        assert english.count("**") == other.count("**"), english
+
+
+@pytest.mark.parametrize("language", languages.NAMES)
+def test_an_entry_of_the_glossary_keeps_its_term(language):
+    for english, other in languages.catalogue(language, "glossary").items():
         term = re.match(r"- \*\*(.+?)\*\*", english)
         if term:
             assert other.startswith(term[0]), english
-        assert re.findall(r"`[^`]+`", english) == re.findall(r"`[^`]+`", other)
-        assert english.count("#") == other.count("#")
+
+
+@pytest.mark.parametrize("page", languages.SOURCES)
+@pytest.mark.parametrize("language", languages.NAMES)
+def test_most_of_a_page_is_translated(language, page):
+    state = languages.state_of(
+        languages.source_of(page), languages.catalogue(language, page)
+    )
+    assert state.translated >= 4 * len(state.missing)

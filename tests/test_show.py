@@ -1,6 +1,8 @@
 """What a reader is shown: nothing of a text is lost, and nothing of it becomes markup."""
 
+import base64
 import html
+import io
 import re
 import time
 from html.parser import HTMLParser
@@ -120,9 +122,26 @@ def test_a_figure_has_a_text_for_those_who_cannot_see_it(shown):
     assert shown[-1]["text/plain"] == "[figure: a line that rises]"
     picture = shown[-1]["text/html"]
     assert picture.startswith(
-        '<img alt="a line that rises" src="data:image/png;base64,'
+        '<img alt="a line that rises" src="data:image/webp;base64,'
     )
     assert not plt.fignum_exists(figure.number)
+
+
+def test_a_picture_takes_half_the_bytes_and_keeps_every_pixel(shown):
+    figure, (left, right) = plt.subplots(1, 2)
+    left.imshow(np.add.outer(np.arange(60), np.arange(60)), cmap="viridis")
+    right.plot([0, 1], [1, 0], color=show.COLOURS[1])
+    whole = io.BytesIO()
+    figure.savefig(
+        whole, format="png", dpi=110, bbox_inches="tight", facecolor="white"
+    )
+    show.show_figure(figure, "a heat map and a line")
+    (content,) = re.findall(r'base64,([^"]+)"', shown[-1]["text/html"])
+    small = base64.b64decode(content)
+    assert len(small) < 0.7 * len(whole.getvalue())
+    one = plt.imread(io.BytesIO(whole.getvalue()), format="png")
+    two = plt.imread(io.BytesIO(small), format="webp") / 255
+    assert np.abs(one[..., :3] - two[..., :3]).max() < 0.002
 
 
 def test_tied_parameters_count_once():

@@ -52,20 +52,31 @@ def test_a_link_in_code_is_left_alone():
     assert links.relead(text, "docs").count("](../LICENSE)") == 2
 
 
+def test_a_badge_of_another_host_is_in_no_page():
+    badge = (
+        "[![CI](https://a.org/ci.yml/badge.svg)](https://a.org/ci.yml) [![x](y)](z)"
+    )
+    assert links.relead(f"# A\n\n{badge}\n\ntext", "") == "# A\n\n\ntext"
+
+
 # lessons ----------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("way", ["as committed before", "as HTML"])
+@pytest.mark.parametrize("way", ["as committed before", "png", "webp"])
 def test_a_plot_keeps_its_text(tmp_path, way):
-    if way == "as HTML":
-        tag = f'<img alt="a &lt;curve&gt;" src="data:image/png;base64,{PICTURE}">'
+    kind = "png"
+    if way != "as committed before":
+        kind = way
+        tag = f'<img alt="a &lt;curve&gt;" src="data:image/{way};base64,{PICTURE}">'
         made = output(**{"text/html": tag})
     else:
         made = output(**{"image/png": PICTURE})
         made["metadata"] = {"image/png": {"alt": "a <curve>"}}
     shown = lessons.plain(made, tmp_path / "plots-05" / "x-0.png")
-    assert shown["data"] == {"text/markdown": "![a \\<curve>](plots-05/x-0.png)"}
-    assert (tmp_path / "plots-05" / "x-0.png").read_bytes() == b"\x89PNG"
+    assert shown["data"] == {
+        "text/markdown": f"![a \\<curve>](plots-05/x-0.{kind})"
+    }
+    assert (tmp_path / "plots-05" / f"x-0.{kind}").read_bytes() == b"\x89PNG"
 
 
 def test_a_record_is_no_data_of_a_page(tmp_path):

@@ -206,3 +206,15 @@ def test_editors_take_the_environment_and_the_same_extensions() -> None:
 
 def test_the_address_in_every_place_is_that_of_pyproject() -> None:
     assert generate.change_address(write_it=False) == []
+
+
+def test_a_badge_shows_a_workflow_that_is_there_at_the_one_address():
+    from course.publish import project
+
+    readme = (ROOT / "README.md").read_text(encoding="utf-8")
+    actions = project()["repository"] + "/actions/workflows/"
+    badges = re.findall(r"\[!\[[^\]]+\]\((\S+)/badge\.svg\)\]\((\S+)\)", readme)
+    assert len(badges) >= 5
+    for shown, linked in badges:
+        assert shown == linked and linked.startswith(actions)
+        assert (ROOT / ".github" / "workflows" / linked.rsplit("/")[-1]).is_file()

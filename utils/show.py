@@ -147,12 +147,13 @@ def show_figure(figure: Any, alt: str) -> None:
     from matplotlib import pyplot as plt
 
     image = io.BytesIO()
+    # Half the bytes of a PNG, every pixel as it was drawn.
     look = {"dpi": 110, "bbox_inches": "tight", "facecolor": "white"}
-    figure.savefig(image, format="png", **look)
+    figure.savefig(image, format="webp", pil_kwargs={"lossless": True}, **look)
     plt.close(figure)
     content = base64.b64encode(image.getvalue()).decode("ascii")
     picture = (
-        f'<img alt="{html.escape(alt)}" src="data:image/png;base64,{content}">'
+        f'<img alt="{html.escape(alt)}" src="data:image/webp;base64,{content}">'
     )
     data = {"text/html": picture, "text/plain": f"[figure: {alt}]"}
     display(data, raw=True)

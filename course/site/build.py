@@ -59,8 +59,8 @@ def prepare(folder: Path) -> None:
         prose = [source(cell) for cell in cells(notebook, "markdown")]
         texts[path.stem] = "\n".join(prose)
     pages.write_docs(folder)
-    translated = languages.write_pages(folder)
-    made = {"index": pages.front_page(translated)}
+    write_translations(folder)
+    made = {"index": pages.front_page(languages.translated())}
     made["machines"] = pages.machines_page()
     made["docs/glossary"] = pages.glossary_page(texts)
     for package in modules.PACKAGES:
@@ -69,6 +69,15 @@ def prepare(folder: Path) -> None:
             made[f"api/{package}.{path.stem}"] = modules.page_of(path)
     for name, text in made.items():
         (folder / f"{name}.md").write_text(text, encoding="utf-8", newline="\n")
+
+
+def write_translations(folder: Path) -> None:
+    """Write what there is in other languages, each in a folder of its own."""
+    languages.write_pages(folder)
+    for language, page, _ in languages.translated():
+        path = ROOT / languages.SOURCES[page]
+        if path.suffix == ".ipynb":
+            lessons.page_of(path, folder / language, language)
 
 
 def call_sphinx(source_folder: Path, target: Path) -> None:

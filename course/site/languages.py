@@ -7,20 +7,76 @@ paragraph that has changed since finds no translation and stands in English, unt
 from __future__ import annotations
 
 import difflib
+import functools
+import posixpath
 import re
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
 import polib
 
+from course.notebooks import cells, read, source
+from course.site.links import relead
 from utils.errors import ROOT
 
 NAMES = {"ko": "한국어", "zh": "中文"}
 # Where the pages of a catalogue come from.
-SOURCES = {"glossary": "docs/glossary.md"}
+SOURCES = {
+    "README": "README.md",
+    "00_start_here": "notebooks/00_start_here.ipynb",
+    "glossary": "docs/glossary.md",
+}
+# What stands on top of a page of which a part is not translated.
+PARTLY = {
+    "ko": "*이 쪽은 {total}개 문단 가운데 {translated}개가 번역되어 있습니다. 나머지는 영어입니다.*",
+    "zh": "*本页共 {total} 段，已译 {translated} 段，其余仍是英文。*",
+}
+# What the site says in the header of a lesson.
+PHRASES = {
+    "ko": {
+        "**Run this lesson** on": "**이 강의 실행하기**:",
+        "your machine": "내 컴퓨터",
+        "**Mend it:**": "**고치기:**",
+        "edit it": "편집",
+        "report a mistake": "잘못 알리기",
+        "Last runs at `smoke`:": "`smoke`에서 한 마지막 실행:",
+        "not recorded yet": "아직 기록 없음",
+        "The outputs below are of commit": "아래 출력의 커밋:",
+        "recorded on": "기록한 곳:",
+        "green in": "통과",
+        "red in": "실패",
+        " on 20": " 20",
+    },
+    "zh": {
+        "**Run this lesson** on": "**运行本课**：",
+        "your machine": "自己的机器",
+        "**Mend it:**": "**修改：**",
+        "edit it": "编辑",
+        "report a mistake": "报告错误",
+        "Last runs at `smoke`:": "`smoke` 下的最近运行：",
+        "not recorded yet": "尚无记录",
+        "The outputs below are of commit": "以下输出所属的提交：",
+        "recorded on": "记录于",
+        "green in": "通过",
+        "red in": "未通过",
+        " on 20": " 20",
+    },
+}
 CODE = re.compile(r"^```.*?^```", re.M | re.S)
 # A paragraph ends at an empty line, and in a list where the next point begins.
 BREAK = re.compile(r"(\n\s*\n|\n(?=- ))")
+# Of a table, each cell is a paragraph.
+TABLE = re.compile(r"(?:\s*(?:\|.*|<!--.*-->)(?:\n|\Z))+")
+BAR = re.compile(r"((?<!\\)\||\n)")
+# What has no words of a language: code, tags, formulas, where a link leads; the doors of a header.
+WORDLESS = re.compile(
+    r"`[^`]*`|<[^>]*>|\$\$.*?\$\$|\]\([^)]*\)|^\[!\[.*|^---.*", re.S
+)
+NUMBERS = re.compile(r"\d[\w.,+:()/-]*\s*\w*")
+WORD = re.compile(r"[^\W\d_]{3}")
+LINK = re.compile(r'(\]\(|src="|href=")(?!https?:|data:|mailto:)([^)"\s]+)')
+HEADING = re.compile(r"(?m)^#+ (.+)$")
 ALIKE = 0.6
 
 
@@ -42,14 +98,50 @@ def plain(paragraph: str) -> str:
     return " ".join(paragraph.split())
 
 
-def paragraphs(text: str) -> list[str]:
-    """The paragraphs of a page that a person translates; code and rules are none.
+def parts_of(text: str) -> list[str]:
+    """A text cut into its paragraphs, with what parts them in between.
 
-    >>> paragraphs("# A\\n\\n- one\\n  line\\n- two\\n\\n```\\ncode\\n```")
-    ['# A', '- one line', '- two']
+    >>> parts_of("a\\n\\n| b | c |\\n")
+    ['a', '\\n\\n', '', '|', ' b ', '|', ' c ', '|', '', '\\n', '']
     """
-    parts = [plain(part) for part in BREAK.split(CODE.sub("", text))]
-    return [part for part in parts if re.search(r"\w", part)]
+    parts = []
+    for part in BREAK.split(text):
+        if TABLE.fullmatch(part):
+            parts += BAR.split(part)
+        else:
+            parts.append(part)
+    return parts
+
+
+def has_words(part: str, in_table: bool = False) -> bool:
+    """Whether there is anything to translate.
+
+    >>> has_words("`make`"), has_words("at 30 s, 2 cores", in_table=True), has_words("[run](it.md)")
+    (False, False, True)
+    """
+    text = WORDLESS.sub("", part)
+    if in_table:
+        text = NUMBERS.sub("", text)
+    return bool(WORD.search(text))
+
+
+def paragraphs(text: str) -> list[str]:
+    """The paragraphs of a page that a person translates, each once; code and rules are none.
+
+    >>> paragraphs("# Word\\n\\n- one\\n  line\\n- two\\n\\n```\\ncode\\n```")
+    ['# Word', '- one line', '- two']
+    """
+    found = []
+    prose = CODE.sub("", text)
+    for block in BREAK.split(prose):
+        parts = parts_of(block)
+        in_table = len(parts) > 1
+        for part in parts:
+            part = part.strip()
+            if has_words(part, in_table):
+                found.append(plain(part))
+    once = dict.fromkeys(found)
+    return list(once)
 
 
 def catalogue(language: str, page: str) -> dict[str, str]:
@@ -66,20 +158,32 @@ def catalogue(language: str, page: str) -> dict[str, str]:
 
 def path_of(language: str, page: str) -> Path:
     """The file of a catalogue."""
-    folder = ROOT / "translations" / language
-    return folder / f"{page}.po"
+    folder = ROOT / "translations"
+    name = f"{page}.po"
+    return folder / language / name
 
 
 def source_of(page: str) -> str:
-    """The English page."""
+    """The English text of a page; of a lesson, its prose."""
     path = ROOT / SOURCES[page]
+    if path.suffix == ".ipynb":
+        prose = [source(cell) for cell in cells(read(path), "markdown")]
+        return "\n\n".join(prose)
     return path.read_text(encoding="utf-8")
 
 
 def translate(text: str, known: dict[str, str]) -> str:
     """A page with each paragraph that is known in another language, and the others as they are."""
-    parts = BREAK.split(text)
-    return "".join(known.get(plain(part), part) for part in parts)
+    translated = []
+    for part in parts_of(text):
+        other = known.get(plain(part))
+        if other is None:
+            translated.append(part)
+            continue
+        # The spaces of a cell of a table stay.
+        start = " " * part.startswith(" ")
+        translated.append(start + other + start)
+    return "".join(translated)
 
 
 def state_of(text: str, known: dict[str, str]) -> State:
@@ -127,16 +231,120 @@ def report() -> list[str]:
     return lines
 
 
-def write_pages(folder: Path) -> list[str]:
-    """Write the translated pages into the site's sources; their names."""
-    names = []
+def slug(heading: str) -> str:
+    """The name by which a link finds a heading.
+
+    >>> slug("What `it` is, and why")
+    'what-it-is-and-why'
+    """
+    text = heading.lower()
+    text = re.sub(r"[^\w\- ]", "", text)
+    text = text.strip()
+    return text.replace(" ", "-")
+
+
+@functools.cache
+def anchors(language: str, page: str) -> dict[str, str]:
+    """The names of a page's headings in English, each with that in another language."""
+    known = catalogue(language, page)
+    names = {}
+    for heading in HEADING.finditer(CODE.sub("", source_of(page))):
+        other = known.get(heading[0], heading[0]).lstrip("# ")
+        names[slug(heading[1])] = slug(other)
+    return names
+
+
+def leader(page: str, language: str) -> Callable[[re.Match[str]], str]:
+    """What leads the links of a translated page, which stands in a folder of its language."""
+    here = SOURCES[page]
+    folder = posixpath.dirname(here)
+    pages = {place: name for name, place in SOURCES.items()}
+
+    def lead(link: re.Match[str]) -> str:
+        path, mark, anchor = link[2].partition("#")
+        place = here
+        if path:
+            place = posixpath.join(folder, path)
+            place = posixpath.normpath(place)
+        other = pages.get(place)
+        target = posixpath.relpath(place, language)
+        if other and path_of(language, other).exists():
+            names = anchors(language, other)
+            anchor = names.get(anchor, anchor)
+            target = posixpath.basename(place)
+        if not path:
+            target = ""
+        return link[1] + target + mark + anchor
+
+    return lead
+
+
+def settle(text: str, page: str, language: str) -> str:
+    """A translated text with its links led from the folder of its language."""
+    return LINK.sub(leader(page, language), text)
+
+
+def say(text: str, language: str) -> str:
+    """What the site itself says, in another language.
+
+    >>> say("[edit it](a)", "zh"), say("[edit it](a)", "")
+    ('[编辑](a)', '[edit it](a)')
+    """
+    phrases = PHRASES.get(language, {})
+    for english, other in phrases.items():
+        text = text.replace(english, other)
+    return text
+
+
+def note(page: str, language: str, known: dict[str, str]) -> str:
+    """What is said on top of a page that is not whole."""
+    english = source_of(page)
+    state = state_of(english, known)
+    if not state.missing:
+        return ""
+    done = state.translated
+    total = done + len(state.missing)
+    form = PARTLY[language]
+    words = form.format(total=total, translated=done)
+    return f"\n\n{words}"
+
+
+def noted(text: str, words: str) -> str:
+    """A text with a note behind its title."""
+    title, rest = re.match(r"(# [^\n]*)?(.*)", text, re.S).groups()  # type: ignore[union-attr]
+    return f"{title}{words}{rest}" if title else text
+
+
+def translated() -> list[tuple[str, str, str]]:
+    """Each translated page: its language, its name, its title."""
+    found = []
     for language in NAMES:
         for page in SOURCES:
             known = catalogue(language, page)
             if known:
-                target = folder / language / f"{page}.md"
-                target.parent.mkdir(parents=True, exist_ok=True)
-                text = translate(source_of(page), known)
-                target.write_text(text, encoding="utf-8", newline="\n")
-                names.append(f"{language}/{page}")
-    return names
+                (title, *_) = HEADING.findall(translate(source_of(page), known))
+                found.append((language, page, title))
+    return found
+
+
+def page_text(page: str, language: str) -> str:
+    """A page of `docs/`, or the README, in another language."""
+    known = catalogue(language, page)
+    words = note(page, language, known)
+    english = source_of(page)
+    text = translate(english, known)
+    folder = posixpath.dirname(SOURCES[page])
+    text = relead(text, folder)
+    text = settle(text, page, language)
+    return noted(text, words)
+
+
+def write_pages(folder: Path) -> None:
+    """Write the translated pages of `docs/` and the README into the site's sources."""
+    for language, page, _ in translated():
+        if SOURCES[page].endswith(".md"):
+            name = f"{page}.md"
+            target = folder / language / name
+            target.parent.mkdir(parents=True, exist_ok=True)
+            text = page_text(page, language)
+            target.write_text(text, encoding="utf-8", newline="\n")

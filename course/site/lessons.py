@@ -9,13 +9,17 @@ from pathlib import Path
 from typing import Any
 
 from course.generate import Facts, facts_of, places
-from course.notebooks import Cell, Notebook, read, source, tags, write
+from course.notebooks import Cell, Notebook, cells, read, source, tags, write
 from course.publish import BRANCH
 from course.results import recorded
+from course.site import languages
 from course.site.links import in_repository, relead
 
 RECORD = "application/vnd.course.record+json"
 SMALL = re.compile(r'<small style="[^"]*">')
+FIGURE = re.compile(
+    r'<img alt="([^"]*)" src="data:image/(png|webp);base64,([^"]+)"[^>]*>'
+)
 BADGES = re.compile(r"(?m)^\[!\[Open in Colab\].*$")
 TURN = re.compile(r"(?m)^---\n(before|\[all|next)[^\n]*\Z")
 
@@ -63,11 +67,12 @@ def last_run(number: str) -> str:
     return f"{{.last-run}}\nLast runs at `smoke`: {text}.\n"
 
 
-def header(text: str, facts: Facts) -> str:
+def header(text: str, facts: Facts, language: str) -> str:
     """The header of a lesson, with more places to run it than a notebook needs."""
     told = run_this(facts)
     told += "\n"
     told += last_run(facts["number"])
+    told = languages.say(told, language)
     return BADGES.sub(lambda _: told, text, count=1)
 
 
@@ -91,11 +96,10 @@ def plain(output: Any, path: Path) -> Any:
         shown = keep_picture("".join(picture), alt, path)
         return {**output, "data": {"text/markdown": shown}, "metadata": {}}
     page = "".join(data.get("text/html", ""))
-    figure = re.fullmatch(
-        r'<img alt="([^"]*)" src="data:image/png;base64,([^"]+)"[^>]*>', page
-    )
+    figure = FIGURE.fullmatch(page)
     if figure:
-        shown = keep_picture(figure[2], html.unescape(figure[1]), path)
+        path = path.with_suffix(f".{figure[2]}")
+        shown = keep_picture(figure[3], html.unescape(figure[1]), path)
         return {**output, "data": {"text/markdown": shown}, "metadata": {}}
     if page:
         data["text/html"] = SMALL.sub('<small class="record">', page)
@@ -111,12 +115,12 @@ def fold(cell: Cell, words: str) -> None:
     }
 
 
-def prepare(cell: Cell, name: str, facts: Facts) -> None:
+def prepare(cell: Cell, name: str, facts: Facts, language: str) -> None:
     """Make one cell fit for a page."""
     text = source(cell)
     if cell["cell_type"] == "markdown":
         if "header" in tags(cell):
-            text = header(text, facts)
+            text = header(text, facts, language)
         if "footer" in tags(cell):
             text = TURN.sub("", text.rstrip())
         cell["source"] = relead(text, "notebooks")
@@ -131,14 +135,30 @@ def prepare(cell: Cell, name: str, facts: Facts) -> None:
         cell["outputs"][number] = plain(output, path)
 
 
-def page_of(path: Path, target: Path) -> Notebook:
+def translate(notebook: Notebook, page: str, language: str) -> None:
+    """Put the prose of a lesson into another language; code and outputs stay."""
+    known = languages.catalogue(language, page)
+    words = languages.note(page, language, known)
+    for cell in cells(notebook, "markdown"):
+        text = languages.translate(source(cell), known)
+        if "header" in tags(cell):
+            text = languages.noted(text, words)
+        cell["source"] = text
+
+
+def page_of(path: Path, target: Path, language: str = "") -> Notebook:
     """Write the page's notebook of a lesson into a folder, its pictures beside it."""
     notebook = read(path)
     facts = facts_of(path)
     number = path.name[:2]
     pictures = target / f"plots-{number}"
+    if language:
+        translate(notebook, path.stem, language)
     for cell in notebook["cells"]:
-        prepare(cell, str(pictures), facts)
+        prepare(cell, str(pictures), facts, language)
+    if language:
+        for cell in cells(notebook, "markdown"):
+            cell["source"] = languages.settle(cell["source"], path.stem, language)
     notebook["metadata"].pop("course", None)
     write(target / path.name, notebook)
     return notebook

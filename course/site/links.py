@@ -13,6 +13,8 @@ PAGES = re.compile(r"notebooks/[^/]+\.ipynb|docs/[^/]+\.md|README\.md")
 PICTURES = (".svg", ".png")
 MODULES = re.compile(r"(utils|stages)/(\w+)\.py")
 BRANCH = "main"
+# A badge is a picture of another host, and a page asks none.
+BADGES = re.compile(r"(?m)^\[!\[.*/badge\.svg.*\n")
 
 
 def in_repository(path: str, kind: str = "blob") -> str:
@@ -46,11 +48,12 @@ def lead(target: str, folder: str) -> str:
 
 
 def relead(text: str, folder: str) -> str:
-    """Markdown whose links fit the site; code is left alone."""
+    """Markdown whose links fit the site, without badges; code is left alone."""
 
     def led(link: re.Match[str]) -> str:
         return link[1] + lead(link[2], folder)
 
+    text = BADGES.sub("", text)
     parts = CODE.split(text)
     for place in range(0, len(parts), 2):
         part = parts[place]

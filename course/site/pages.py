@@ -33,7 +33,7 @@ def largest(rows: list[Facts]) -> str:
     return format_bytes(max((row["peak_bytes"] for row in rows), default=0))
 
 
-def front_page(translated: list[str]) -> str:
+def front_page(translated: list[tuple[str, str, str]]) -> str:
     """The first page: what the course is, its lessons, where to look, pages in other languages."""
     lessons = [facts_of(path) for path in select()]
     first = (ROOT / "README.md").read_text(encoding="utf-8").split("\n\n")[1]

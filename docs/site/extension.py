@@ -121,10 +121,31 @@ def within(node: nodes.Node, term: terms.Term) -> bool:
 def name_language(
     app: Sphinx, name: str, template: str, context: dict, doctree
 ) -> None:
-    """Say in which language a page is, so that it is read aloud and broken into lines rightly."""
-    language = name.partition("/")[0]
+    """Say in which language a page is, for reading aloud and breaking lines, and in which others."""
+    language, _, page = name.rpartition("/")
     if language in languages.NAMES:
         context["language"] = language
+    context["other_languages"] = others_of(app, name, page)
+
+
+def others_of(app: Sphinx, name: str, page: str) -> list[tuple[str, str, str]]:
+    """The same page in other languages: the name of the language, its mark, and the address."""
+    english = languages.SOURCES.get(page, "").rpartition(".")[0]
+    if not english:
+        return []
+    names = {"en": "English"} | languages.NAMES
+    places = {"en": english}
+    for language, translated, _ in languages.translated():
+        if translated == page:
+            places[language] = f"{language}/{page}"
+    if name not in places.values():
+        return []
+    found = []
+    for language, place in places.items():
+        if place != name:
+            address = app.builder.get_relative_uri(name, place)
+            found.append((names[language], language, address))
+    return found
 
 
 def leave_search_out(app: Sphinx) -> None:

@@ -46,6 +46,8 @@ function scoreOf(entry, patterns, query) {
   if (patterns.length > 1 && (entry.title + " " + entry.text).includes(query)) score += 12;
   // A short section that says it is about it; a long one mentions much.
   score /= 1 + entry.text.length / 8000;
+  // A translated page holds the English terms as well, and comes behind the page it was made from.
+  if (/^[a-z]{2}\//.test(entry.address)) return 0.5 * score;
   return entry.address.startsWith("api/") ? 0.7 * score : score;
 }
 
@@ -119,9 +121,17 @@ window.courseIndex = function (rows) {
   if (box.value) show(entries, box.value);
 };
 
-const asked = new URLSearchParams(location.search).get("q") || "";
-document.getElementById("q").value = asked;
-document.querySelector("#search form").addEventListener("submit", event => event.preventDefault());
+// The index is the largest file of the site, so it comes when somebody begins to search.
 const script = document.createElement("script");
-script.src = SCRIPT.dataset.index;
-document.head.append(script);
+function load() {
+  if (script.src) return;
+  script.src = SCRIPT.dataset.index;
+  document.head.append(script);
+}
+
+const input = document.getElementById("q");
+input.value = new URLSearchParams(location.search).get("q") || "";
+input.addEventListener("focus", load);
+input.addEventListener("input", load);
+document.querySelector("#search form").addEventListener("submit", event => event.preventDefault());
+if (input.value) load();

@@ -6,6 +6,7 @@
 First the well-behaved half alone, then all of them, at the same rate. What must hold: no worker dies, every
 answer is the model's own for its prompt, memory stays flat, and the 95th percentile of the well-behaved is
 at most twice what it was in quiet. Only addresses of this machine are used, for a limited time.
+`make bench` soaks for a minute with fewer clients, and shows the ten minutes that are kept beside it.
 """
 
 from __future__ import annotations
@@ -18,6 +19,7 @@ import random
 import sys
 import time
 from collections import Counter
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -26,14 +28,15 @@ import psutil
 import torch
 from transformers import AutoModelForCausalLM, AutoTokenizer, logging
 
+from benchmarks.timing import Row, row
 from course.checkout import clean_commit
 from stages.guarded import Guarded, free_port
 from stages.questions import questions
 from stages.serving import command_for
-from stages.serving_load import BAD_MANNERS, Outcome, ask
+from stages.serving_load import BAD_MANNERS, Outcome, ask, closed_loop
 from stages.serving_protocol import KEYS, Limits
-from utils.artifacts import write_json
-from utils.errors import ROOT, build_folder
+from utils.artifacts import read_json, write_json
+from utils.errors import ROOT, CourseError, build_folder
 from utils.machine import machine_facts
 
 RECORD = ROOT / "results" / "serving.json"
@@ -142,7 +145,8 @@ async def phase(
     server: Guarded, url: str, pairs: Any, given: argparse.Namespace, bad: bool
 ) -> Tally:
     """One stretch of time with the good clients, and perhaps the bad ones."""
-    tally, until = Tally(), time.monotonic() + given.seconds
+    seconds = given.seconds if bad else given.quiet
+    tally, until = Tally(), time.monotonic() + seconds
     half = given.clients // 2
     work = [behave(url, k, pairs, tally, until, given.pause) for k in range(half)]
     if bad:
@@ -213,6 +217,7 @@ def judge(quiet: Tally, loud: Tally, pairs: Any) -> dict[str, Any]:
 def soak(given: argparse.Namespace) -> dict[str, Any]:
     """Both phases against a server of two workers, and what came of it."""
     given.seconds = min(given.seconds, MOST_SECONDS)
+    given.quiet = min(given.quiet, MOST_SECONDS)
     given.clients = min(given.clients, MOST_CLIENTS)
     pairs = prepare(given.folder, given.questions, most=24)
     half = given.clients // 2
@@ -234,7 +239,8 @@ def read_arguments(words: list[str]) -> argparse.Namespace:
     parser.add_argument(
         "--folder", type=Path, help="of the model; else lesson 17's"
     )
-    parser.add_argument("--seconds", type=float, default=300, help="of each phase")
+    parser.add_argument("--seconds", type=float, default=600, help="of all of them")
+    parser.add_argument("--quiet", type=float, default=120, help="seconds before")
     parser.add_argument("--clients", type=int, default=200)
     parser.add_argument("--workers", type=int, default=2)
     parser.add_argument("--questions", type=int, default=24)
@@ -252,6 +258,9 @@ def merged(profile: str = "laptop") -> Path:
     shelf = build_folder() / "artifacts"
     if not (shelf / profile / "instruct-adapter").exists():
         profile = "smoke"
+    if not (shelf / profile / "instruct-adapter").exists():
+        what = "the artifact 'instruct-adapter' is missing"
+        raise CourseError(what, shelf, "make run ONLY=17")
     shelf, target = shelf / profile, build_folder() / "serving" / f"model-{profile}"
     base = AutoModelForCausalLM.from_pretrained(
         shelf / "pretrained", dtype=torch.float32
@@ -262,6 +271,75 @@ def merged(profile: str = "laptop") -> Path:
         target
     )
     return target
+
+
+def throughput() -> Iterator[Row]:
+    """Eight callers at once over one who waits for each answer, through the whole server."""
+    logging.set_verbosity_error()
+    logging.disable_progress_bar()
+    folder, port = merged(), free_port()
+    talks = [talk for talk, _ in prepare(folder, 24, most=24)]
+
+    def make(number: int) -> dict[str, Any]:
+        talk = talks[number % len(talks)]
+        wanted = {"max_tokens": 24, "temperature": 0, "stream": True}
+        return {"model": NAME, "messages": talk, **wanted}
+
+    limits = Limits(rows=8, length=256, per_caller=16)
+    with Guarded(command_for(folder, NAME, port, limits)) as server:
+        url = server.wait_for(f"http://127.0.0.1:{port}")
+        rates: dict[int, list[float]] = {1: [], 8: []}
+        for _ in range(4):
+            for callers in rates:
+                begin = time.perf_counter()
+                done = asyncio.run(closed_loop(url, callers, 48 // callers, make))
+                rate = len(done) / (time.perf_counter() - begin)
+                rates[callers].append(rate)
+    # The first round warms up.
+    alone, eight = (float(np.median(found[1:])) for found in rates.values())
+    what = "one worker, eight callers at once against one after the other"
+    yield row("serving", what, "requests/s", eight, {"one caller": alone}, 3)
+
+
+def bars_of(figures: dict[str, Any], what: str, measured: str) -> Iterator[Row]:
+    """What must hold of a soak, as rows."""
+    wrong, growth = (
+        "well-behaved, wrong or mixed",
+        "memory, last over first quarter",
+    )
+    fixed: dict[str, Any] = {"higher_is_better": False, "measured": measured}
+    p95 = {"in quiet": figures["p95 in quiet, s"]}
+    loud = figures["p95 beside the others, s"]
+    names = [
+        f"{name}: {what}" for name in ("wrong answers", "p95", "growth of memory")
+    ]
+    yield row("soak", names[0], "answers", figures[wrong], {}, 0, **fixed)
+    yield row("soak", names[1], "s", loud, p95, 2, **fixed)
+    yield row("soak", names[2], "of all", figures[growth], {}, 0.03, **fixed)
+
+
+def short_soak() -> Iterator[Row]:
+    """A minute now."""
+    words = ["soak", "--seconds", "60", "--quiet", "30"]
+    words += ["--clients", "40", "--pause", "8", "--no-keep"]
+    given = read_arguments(words)
+    given.folder = merged().resolve()
+    figures = soak(given)["figures"]
+    what = f"{given.clients} clients for {given.seconds:.0f} s"
+    yield from bars_of(figures, what, "now")
+
+
+def kept_soak() -> Iterator[Row]:
+    """The ten minutes of the record."""
+    kept = read_json(RECORD)
+    if kept is None:
+        fix = "python -m benchmarks.serving soak"
+        raise CourseError("no soak is kept", RECORD, fix)
+    what = f"{kept['clients']} clients for {kept['seconds']:.0f} s"
+    yield from bars_of(kept["figures"], what, "recorded")
+
+
+PARTS = (throughput, short_soak, kept_soak)
 
 
 def main(words: list[str]) -> int:
@@ -282,7 +360,8 @@ def main(words: list[str]) -> int:
             "command": f"python -m benchmarks.serving {' '.join(words)}",
         }
         facts |= {"model": given.folder.name, "clients": given.clients}
-        facts |= {"seconds": 2 * given.seconds, "workers": given.workers}
+        facts |= {"seconds": given.seconds, "seconds in quiet": given.quiet}
+        facts["workers"] = given.workers
         write_json(RECORD, {**facts, **result, "facts": machine_facts()})
     return int(not all(result["holds"].values()))
 

@@ -139,7 +139,8 @@ def test_a_worker_that_dies_is_replaced_and_none_outlives_its_parent(folder):
 @pytest.mark.slow
 def test_a_short_soak_holds_its_bars(folder, monkeypatch):
     """The long one is kept in results/serving.json; here all but the clock is held."""
-    words = ["soak", "--seconds", "15", "--clients", "24", "--pause", "2"]
+    words = ["soak", "--seconds", "15", "--quiet", "15"]
+    words += ["--clients", "24", "--pause", "2"]
     given = soak.read_arguments([*words, "--no-keep", "--questions", "6"])
     given.folder = folder
     result = soak.soak(given)

@@ -4,13 +4,12 @@ from __future__ import annotations
 
 import json
 import re
-import shutil
-import subprocess
 import threading
 import time
 import urllib.request
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 
+import browser as browsers
 import pytest
 from small_server import LIMITS, NAME, write_small
 
@@ -19,101 +18,20 @@ from stages.serving_page import Recorded, copy_of, policy, read_page, write_copy
 
 PAGE = read_page()
 HOSTILE = '</script><img src=x onerror="document.title=1"><b>bold</b>'
-BROWSER = shutil.which("chromium") or shutil.which("chromium-browser")
-DRIVER = shutil.which("chromedriver")
 NEEDS_BROWSER = pytest.mark.skipif(
-    not (BROWSER and DRIVER), reason="needs chromium and chromedriver"
+    bool(browsers.why_none()), reason=browsers.why_none() or "there is one"
 )
-FLAGS = ["--headless", "--no-sandbox", "--disable-gpu"]
-FLAGS += ["--disable-background-networking", "--disable-dev-shm-usage"]
-ELEMENT = "element-6066-11e4-a52e-4f735466cecf"  # the name that WebDriver gives it
-
-
-class Browser:
-    """As much of the WebDriver protocol as these tests speak."""
-
-    def __init__(self, folder):
-        self.driver = subprocess.Popen(
-            [DRIVER, "--port=0"], stdout=subprocess.PIPE, text=True
-        )
-        line = ""
-        while "successfully on port" not in line:
-            line = self.driver.stdout.readline()
-        port = re.search(r"port (\d+)", line)[1]
-        self.base = f"http://127.0.0.1:{port}/session"
-        options = {"args": [*FLAGS, f"--user-data-dir={folder}"], "binary": BROWSER}
-        wanted = {
-            "goog:chromeOptions": options,
-            "goog:loggingPrefs": {"performance": "ALL"},
-        }
-        made = self.call("", {"capabilities": {"alwaysMatch": wanted}})
-        self.base += f"/{made['sessionId']}"
-
-    def call(self, path, body=None, method=""):
-        """One command and its value."""
-        data = None if body is None else json.dumps(body).encode()
-        letter = urllib.request.Request(
-            self.base + path, data, method=method or None
-        )
-        with urllib.request.urlopen(letter, timeout=120) as answer:
-            return json.load(answer)["value"]
-
-    def open(self, address):
-        self.call("/url", {"url": address})
-
-    def run(self, script):
-        return self.call("/execute/sync", {"script": script, "args": []})
-
-    def type(self, text):
-        """Keys to whatever has the focus."""
-        keys = [
-            {"type": kind, "value": sign}
-            for sign in text
-            for kind in ("keyDown", "keyUp")
-        ]
-        self.press(keys)
-
-    def press(self, keys):
-        self.call(
-            "/actions", {"actions": [{"type": "key", "id": "k", "actions": keys}]}
-        )
-
-    def wait_for(self, script):
-        """The value of a script as soon as it is something."""
-        end = time.monotonic() + 60
-        while time.monotonic() < end:
-            value = self.run(script)
-            if value:
-                return value
-            time.sleep(0.05)
-        raise AssertionError(
-            f"never: {script}: {self.run('return document.body.innerText')}"
-        )
-
-    def requests(self):
-        """Every address that was asked for, as the browser itself tells."""
-        events = self.call("/se/log", {"type": "performance"})
-        messages = [json.loads(event["message"])["message"] for event in events]
-        return [
-            one["params"]["request"]["url"]
-            for one in messages
-            if one["method"] == "Network.requestWillBeSent"
-        ]
-
-    def close(self):
-        try:
-            self.call("", method="DELETE")
-        finally:
-            self.driver.terminate()
-            self.driver.wait(timeout=30)
-            self.driver.stdout.close()
 
 
 @pytest.fixture(scope="module")
-def browser(tmp_path_factory):
-    browser = Browser(tmp_path_factory.mktemp("profile"))
-    yield browser
-    browser.close()
+def browser():
+    with browsers.start() as browser:
+        yield browser
+
+
+def wait(browser, script):
+    """The value of a script as soon as it is something, also on a busy machine."""
+    return browser.wait(script, seconds=60)
 
 
 @pytest.fixture(scope="module")
@@ -226,16 +144,17 @@ SEND = "return document.querySelector('#state').textContent.startsWith('The answ
 @NEEDS_BROWSER
 def test_a_question_is_asked_and_answered_by_keyboard_alone(browser, url):
     browser.open(url + "/")
-    browser.wait_for(
-        "return document.querySelector('#state').textContent.startsWith('Ready')"
+    wait(
+        browser,
+        "return document.querySelector('#state').textContent.startsWith('Ready')",
     )
     # Tab by tab to the text field: the skip link, the choice of two, the text.
     for _ in range(12):
-        browser.type("\ue004")
+        browser.press("Tab")
         if browser.run("return document.activeElement.id") == "text":
             break
     assert browser.run("return document.activeElement.id") == "text"
-    browser.type("hello")
+    browser.press(*"hello")
     control = [
         {"type": "keyDown", "value": "\ue009"},
         {"type": "keyDown", "value": "\ue007"},
@@ -244,8 +163,9 @@ def test_a_question_is_asked_and_answered_by_keyboard_alone(browser, url):
         {"type": "keyUp", "value": "\ue007"},
         {"type": "keyUp", "value": "\ue009"},
     ]
-    browser.press(control)
-    browser.wait_for(SEND)
+    device = {"type": "key", "id": "keys", "actions": control}
+    browser.ask("POST", "/actions", actions=[device])
+    wait(browser, SEND)
     talk = browser.run(
         "return [...document.querySelectorAll('#talk pre')].map(p => p.textContent)"
     )
@@ -268,18 +188,20 @@ def test_a_question_is_asked_and_answered_by_keyboard_alone(browser, url):
 @NEEDS_BROWSER
 def test_escape_stops_an_answer_and_frees_its_row(browser, url):
     browser.open(url + "/")
-    browser.wait_for(
-        "return document.querySelector('#state').textContent.startsWith('Ready')"
+    wait(
+        browser,
+        "return document.querySelector('#state').textContent.startsWith('Ready')",
     )
     browser.run(
         "document.querySelector('#most').value = 200; document.querySelector('#text').focus()"
     )
-    browser.type("go")
+    browser.press(*"go")
     browser.run(
         "document.querySelector('#form').requestSubmit(); document.querySelector('#halt').click()"
     )
-    state = browser.wait_for(
-        "return document.querySelector('#send').disabled ? '' : document.querySelector('#state').textContent"
+    state = wait(
+        browser,
+        "return document.querySelector('#send').disabled ? '' : document.querySelector('#state').textContent",
     )
     assert state == "Stopped."
     end = time.monotonic() + 20
@@ -293,15 +215,16 @@ def test_escape_stops_an_answer_and_frees_its_row(browser, url):
 @NEEDS_BROWSER
 def test_an_error_of_the_server_is_said_in_words(browser, url):
     browser.open(url + "/")
-    browser.wait_for(
-        "return document.querySelector('#state').textContent.startsWith('Ready')"
+    wait(
+        browser,
+        "return document.querySelector('#state').textContent.startsWith('Ready')",
     )
     browser.run(
         "document.querySelector('#text').value = 'x'.repeat(500);"
         "document.querySelector('#form').requestSubmit()"
     )
-    state = browser.wait_for(
-        "return document.querySelector('#state.bad')?.textContent"
+    state = wait(
+        browser, "return document.querySelector('#state.bad')?.textContent"
     )
     assert "tokens" in state
     assert (
@@ -314,15 +237,16 @@ def test_an_error_of_the_server_is_said_in_words(browser, url):
 @pytest.mark.parametrize("way", ["chat", "complete"])
 def test_what_a_model_writes_stays_text(browser, scripted, way):
     browser.open(scripted)
-    browser.wait_for(
-        "return document.querySelector('#state').textContent.startsWith('Ready')"
+    wait(
+        browser,
+        "return document.querySelector('#state').textContent.startsWith('Ready')",
     )
     browser.run(
         f"document.querySelector('input[value={way}]').checked = true;"
         "document.querySelector('#text').value = 'x';"
         "document.querySelector('#form').requestSubmit()"
     )
-    browser.wait_for(SEND)
+    wait(browser, SEND)
     assert HOSTILE in browser.run(
         "return [...document.querySelectorAll('#talk pre')].at(-1).textContent"
     )
@@ -346,11 +270,12 @@ def test_a_copy_plays_without_a_server_and_asks_nobody(browser, tmp_path):
     )
     browser.requests()
     browser.open((tmp_path / "copy.html").as_uri())
-    browser.wait_for(
-        "return document.querySelector('#state').textContent.includes('recorded')"
+    wait(
+        browser,
+        "return document.querySelector('#state').textContent.includes('recorded')",
     )
     browser.run("document.querySelector('#form').requestSubmit()")
-    browser.wait_for(SEND)
+    wait(browser, SEND)
     assert (
         browser.run(
             "return [...document.querySelectorAll('#talk pre')].at(-1).textContent"
@@ -360,8 +285,8 @@ def test_a_copy_plays_without_a_server_and_asks_nobody(browser, tmp_path):
     browser.run(
         "document.querySelector('#text').value = 'else'; document.querySelector('#form').requestSubmit()"
     )
-    assert "no server" in browser.wait_for(
-        "return document.querySelector('#state.bad')?.textContent"
+    assert "no server" in wait(
+        browser, "return document.querySelector('#state.bad')?.textContent"
     )
     asked = [
         one

@@ -102,7 +102,13 @@ async def behave(
         body = {"model": NAME, "messages": pairs[which][0], "temperature": 0}
         body |= {"max_tokens": 24, "stream": True}
         tally.good.append((which, await ask(url, body, f"good-{number}")))
-        await asyncio.sleep(draw.expovariate(1 / pause))
+        await rest(draw.expovariate(1 / pause), until)
+
+
+async def rest(seconds: float, until: float) -> None:
+    """Think for a while, but not past the end."""
+    left = max(0.0, until - time.monotonic())
+    await asyncio.sleep(min(seconds, left))
 
 
 async def misbehave(
@@ -121,7 +127,7 @@ async def misbehave(
         except (OSError, TimeoutError) as error:
             outcome = Outcome(0.0, error=type(error).__name__)
         tally.bad.append((name, outcome))
-        await asyncio.sleep(draw.expovariate(1 / pause))
+        await rest(draw.expovariate(1 / pause), until)
 
 
 async def watch(server: Guarded, tally: Tally, until: float) -> None:

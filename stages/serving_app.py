@@ -41,6 +41,7 @@ from stages.serving_protocol import (
     parse,
     usage_of,
 )
+from stages.serving_text import widest_token
 
 log = logging.getLogger("course.serving")
 HOSTS = ["127.0.0.1", "localhost"]
@@ -67,6 +68,7 @@ class Serving:
         self.tokenizer: Any = AutoTokenizer.from_pretrained(folder)
         # While a prompt is read with its control tokens switched off, nobody else may read one.
         self.reading = threading.Lock()
+        self.widest = widest_token(self.tokenizer)
         room = {"rows": limits.rows, "length": limits.length}
         self.engine = Engine(model, self.tokenizer, waiting=limits.waiting, **room)
 
@@ -101,6 +103,10 @@ class Serving:
         limits = self.limits
         if ask.most and ask.most > limits.most:
             raise Refusal(400, f"at most {limits.most} tokens", param="max_tokens")
+        if self.widest and ask.characters > limits.length * self.widest:
+            # Cutting it into tokens would only hold up whoever is read next.
+            what = f"the prompt has {ask.characters:,} characters; no"
+            raise Refusal(413, f"{what} {limits.length} tokens hold so much")
         ids = await asyncio.to_thread(self.read, ask)
         if not ids:
             raise Refusal(400, "the prompt is empty", param="prompt")

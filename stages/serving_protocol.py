@@ -112,6 +112,11 @@ class Ask(pydantic.BaseModel):
         return self.max_tokens
 
     @property
+    def characters(self) -> int:
+        """The length of what the caller wrote."""
+        raise NotImplementedError
+
+    @property
     def stops(self) -> tuple[str, ...]:
         """The strings at which the answer ends."""
         given = self.stop or []
@@ -127,6 +132,11 @@ class Chat(Ask):
     max_completion_tokens: Count | None = None
 
     @property
+    def characters(self) -> int:
+        """The length of what the caller wrote."""
+        return sum(len(message.content) for message in self.messages)
+
+    @property
     def most(self) -> int | None:
         """The newer name of the same limit goes first."""
         return self.max_completion_tokens or self.max_tokens
@@ -136,6 +146,11 @@ class Completion(Ask):
     """A request to continue a text."""
 
     prompt: str
+
+    @property
+    def characters(self) -> int:
+        """The length of what the caller wrote."""
+        return len(self.prompt)
 
 
 def parse(body: bytes, kind: type[Ask]) -> Ask:

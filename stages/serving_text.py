@@ -7,6 +7,21 @@ from typing import Any
 from tokenizers.decoders import DecodeStream
 
 
+def widest_token(tokenizer: Any) -> int:
+    """The most characters that one token may be; 0 where a tokenizer may leave some out.
+
+    So a text can be too long for sure before it is cut into tokens, which takes a while.
+    """
+    engine = tokenizer.backend_tokenizer
+    lossless = (
+        type(engine.decoder).__name__ == "ByteLevel" and not engine.normalizer
+    )
+    added = tokenizer.added_tokens_decoder.values()
+    if not lossless or any(token.lstrip or token.rstrip for token in added):
+        return 0
+    return max(map(len, tokenizer.get_vocab()))
+
+
 class Text:
     """Tokens to text, of which no part is given out that a later token could change.
 

@@ -24,12 +24,14 @@ from small_server import (
     truth,
     write_small,
 )
+from tokenizers import normalizers
 
 from stages.serving import serve, serve_app
 from stages.serving_app import build_app
 from stages.serving_http import options
 from stages.serving_load import BAD_MANNERS, ask
 from stages.serving_protocol import Callers, digest
+from stages.serving_text import widest_token
 
 BODY = {"model": NAME, "prompt": "abc", "max_tokens": 12, "temperature": 0}
 
@@ -155,6 +157,28 @@ def test_what_cannot_be_served_is_refused_in_words(url, change, status, words):
     code, answer = send(url, {**BODY, **change})
     assert code == status
     assert words in answer["error"]["message"]
+
+
+def test_a_prompt_that_cannot_fit_is_refused_before_it_is_cut(folder):
+    """Cutting a novel into tokens holds up whoever comes next."""
+    app = build_app(folder, NAME, LIMITS, Callers())
+    serving = app.state.serving
+    assert serving.widest == len("</s>")
+    serving.read = lambda ask: 1 / 0
+    with serve_app(app, **options(LIMITS)) as url:
+        code, answer = send(url, {**BODY, "prompt": "x" * (4 * 256 + 1)})
+        assert code == 413 and "1,025 characters" in answer["error"]["message"]
+        talk = [{"role": "user", "content": "x" * 600}] * 2
+        body = {"model": NAME, "messages": talk}
+        with client(url) as ours, pytest.raises(openai.APIStatusError) as refused:
+            ours.chat.completions.create(**body)
+        assert refused.value.status_code == 413
+
+
+def test_where_a_tokenizer_leaves_something_out_nobody_guesses():
+    tokenizer = small_tokenizer()
+    tokenizer.backend_tokenizer.normalizer = normalizers.Strip()
+    assert widest_token(tokenizer) == 0
 
 
 @pytest.mark.parametrize("body", [b"{", b"[]", b"\xff\xfe", b"[" * 15_000, b"null"])

@@ -336,11 +336,12 @@ def short_soak() -> Iterator[Row]:
 
 
 def kept_soak() -> Iterator[Row]:
-    """The ten minutes of the record."""
-    kept = read_json(RECORD)
-    if kept is None:
+    """The last one of the record."""
+    soaks = read_json(RECORD)
+    if not soaks:
         fix = "python -m benchmarks.serving soak"
         raise CourseError("no soak is kept", RECORD, fix)
+    kept = soaks[-1]
     what = f"{kept['clients']} clients for {kept['seconds']:.0f} s"
     yield from bars_of(kept["figures"], what, "recorded")
 
@@ -361,14 +362,13 @@ def main(words: list[str]) -> int:
         for name, value in part.items():
             print(f"{name}: {value}")
     if not given.no_keep:
-        facts = {
-            "commit": commit,
-            "command": f"python -m benchmarks.serving {' '.join(words)}",
-        }
+        facts: dict[str, Any] = {"commit": commit}
+        facts["command"] = f"python -m benchmarks.serving {' '.join(words)}"
         facts |= {"model": given.folder.name, "clients": given.clients}
         facts |= {"seconds": given.seconds, "seconds in quiet": given.quiet}
-        facts["workers"] = given.workers
-        write_json(RECORD, {**facts, **result, "facts": machine_facts()})
+        facts |= {"workers": given.workers, **result, "facts": machine_facts()}
+        kept = read_json(RECORD) or []
+        write_json(RECORD, [*kept, facts])
     return int(not all(result["holds"].values()))
 
 

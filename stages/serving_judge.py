@@ -1,0 +1,115 @@
+"""An engine that plays what it is given, and the official client in front of a server that uses it.
+
+Whether a streaming endpoint is right shows in what the client makes of it: no model is needed.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import functools
+import threading
+import time
+from collections.abc import Callable, Iterable
+from typing import Any
+
+from fastapi import FastAPI
+
+from stages.serving import serve_app
+from stages.serving_engine import Piece, QueueFull
+
+TALK: list[Any] = [{"role": "user", "content": "What now?"}]
+LATE = Piece("(nothing was sent before the second piece)", "stop")
+# So many pieces may be written for a client that has left until somebody notices.
+PATIENCE = 400
+
+
+class Played:
+    """A request whose pieces are given; the second one comes when the first has been sent."""
+
+    usage = {"prompt_tokens": 5, "completion_tokens": 3, "total_tokens": 8}
+
+    def __init__(self, pieces: Iterable[Piece]) -> None:
+        self.pieces = iter(pieces)
+        self.count = 0
+        self.cancelled = False
+        self.sent = threading.Event()
+
+    async def next(self) -> Piece:
+        """The next piece of the answer."""
+        await asyncio.sleep(0.002)
+        self.count += 1
+        if self.count == 2 and not await asyncio.to_thread(self.sent.wait, 5):
+            return LATE
+        return next(self.pieces)
+
+
+class Player:
+    """An engine for one request, or with no room for any."""
+
+    def __init__(self, pieces: Iterable[Piece], full: bool = False) -> None:
+        self.request = Played(pieces)
+        self.full = full
+
+    def submit(self, body: dict[str, Any]) -> Played:
+        """Queue a request."""
+        if self.full:
+            raise QueueFull("too many are waiting")
+        return self.request
+
+
+Build = Callable[[Player], FastAPI]
+
+
+class Overheard:
+    """An application of which a request is told when the first part of an answer goes out."""
+
+    def __init__(self, app: FastAPI, request: Played) -> None:
+        self.app = app
+        self.request = request
+
+    async def __call__(self, scope: Any, receive: Any, send: Any) -> None:
+        """Pass everything on."""
+
+        async def overhear(message: Any) -> None:
+            await send(message)
+            if message.get("body"):
+                self.request.sent.set()
+
+        await self.app(scope, receive, overhear)
+
+
+def stream(
+    build: Build, player: Player, leave: bool = False, **how: Any
+) -> list[Any]:
+    """The chunks that the official client gets; with `leave` it hangs up behind the first."""
+    app: Any = Overheard(build(player), player.request)
+    with serve_app(app) as url:
+        client = official_client().with_options(base_url=url + "/v1")
+        chunks = client.chat.completions.create(
+            model="m", messages=TALK, stream=True, **how
+        )
+        parts = [next(iter(chunks))]
+        if not leave:
+            parts += list(chunks)
+        chunks.close()
+        if leave:
+            wait_for_the_end(player.request)
+    return parts
+
+
+@functools.cache
+def official_client() -> Any:
+    """One for all: it reads certificates when it is made, which takes longer than an answer."""
+    from openai import OpenAI
+
+    return OpenAI(api_key="none", max_retries=0, timeout=60)
+
+
+def wait_for_the_end(request: Played) -> None:
+    """Until somebody ends a request, or it has written far too much for nobody."""
+    last = request.count + PATIENCE
+    late = time.monotonic() + 20
+    while not request.cancelled and request.count < last:
+        if time.monotonic() > late:
+            return
+        time.sleep(0.01)

@@ -37,7 +37,7 @@ HELP = """what to do:
            with --strict as an error; with --renew bring their catalogues up to date
   site     build the pages: build/site, from the committed lessons, nothing executed
   publish  write the copies of the lessons that Colab and Kaggle open into build/publish
-  test, style, bench, faults, release-check, clean: what `make` says of them"""
+  test, slow-tests, style, bench, faults, release-check, clean: what `make` says of them"""
 Problems = list[tuple[Path, str]]
 
 

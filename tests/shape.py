@@ -7,8 +7,10 @@ import re
 import statistics
 from collections.abc import Iterator
 
+import nbformat
 from nbformat import NotebookNode
 
+MOST_BYTES = 400_000
 MAGIC = re.compile(r"(?m)^[ \t]*[%!].*$")
 PATHS = re.compile(
     r"(?<![\w.~])(/(?:root|home|tmp|Users|work|var|private|content)/[\w.-]+|[A-Z]:\\\\?\w+)"
@@ -114,15 +116,21 @@ def images(notebook: NotebookNode) -> Iterator[str]:
             ):
                 yield "a remote image"
         for output in cell.get("outputs", []):
+            # By itself a picture loses its text in JupyterLab, in Colab and in nbconvert.
             for kind in ("image/png", "image/svg+xml", "image/jpeg"):
-                if kind in output.get("data", {}) and not output.metadata.get(
-                    kind, {}
-                ).get("alt"):
+                if kind in output.get("data", {}):
                     yield "a plot without alt text: use show_figure(figure, alt=…)"
             shown = "".join(output.get("data", {}).get("text/html", ""))
             for tag in re.findall(r"<img\b[^>]*>", shown):
                 if not re.search(r'\balt="[^"]+"', tag):
                     yield "a picture without alt text: use show_figure(figure, alt=…)"
+
+
+def weight(notebook: NotebookNode) -> Iterator[str]:
+    """A notebook opens on a phone, and in a viewer that refuses large ones."""
+    size = len(nbformat.writes(notebook).encode())
+    if size > MOST_BYTES:
+        yield f"{size:,} bytes, over {MOST_BYTES:,}"
 
 
 def outputs(notebook: NotebookNode) -> Iterator[str]:
@@ -213,7 +221,7 @@ def sections(notebook: NotebookNode) -> Iterator[str]:
         yield f"the sections are numbered {numbers}"
 
 
-RULES = (frame, lengths, images, outputs, code, exercises, sections)
+RULES = (frame, lengths, images, weight, outputs, code, exercises, sections)
 
 
 def problems(notebook: NotebookNode) -> list[str]:

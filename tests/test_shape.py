@@ -89,7 +89,17 @@ def error(n):
     ]
 
 
+def picture(n):
+    made = {"image/png": "aGk="}
+    facts = {"image/png": {"alt": "which JupyterLab does not read"}}
+    n.cells[5].outputs = [
+        nbformat.v4.new_output("display_data", made, metadata=facts)
+    ]
+
+
 BAD = {
+    "a heavy notebook": (change(5, source="#" * 400_000), "over 400,000"),
+    "a picture by itself": (picture, "a plot without alt text"),
     "no header": (retag(0), "not tagged `header`"),
     "no bootstrap": (retag(1), "not tagged `bootstrap`"),
     "no footer": (retag(-1), "not tagged `footer`"),

@@ -1,0 +1,250 @@
+"""Ways to write faster with SmolLM2, beside the library's plain `generate`, in one run.
+
+    python -m benchmarks.inference      writes results/20_inference.json
+
+Two peers are no requirement of the course. They are measured where they lie in `build/peers`:
+
+    pip install --no-deps --target build/peers ctranslate2 torchao
+"""
+
+from __future__ import annotations
+
+import sys
+import tempfile
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import torch
+from transformers import AutoModelForCausalLM, AutoTokenizer
+
+from benchmarks.timing import Row, row
+from course.checkout import clean_commit
+from stages.export import (
+    CompiledDecoder,
+    OnnxDecoder,
+    export_decoder,
+    to_eight_bits,
+)
+from stages.inference import Engine, Request, run_all
+from utils.artifacts import write_json
+from utils.assets import asset
+from utils.errors import ROOT, build_folder
+from utils.machine import in_turn, machine_facts
+
+RESULT = ROOT / "results" / "20_inference.json"
+PROMPT = '<|endoftext|>def mean(numbers):\n    """Return the arithmetic mean."""\n'
+CASE = """    def test_{0}(self):
+        result = calculate("{1}", 6, 3)
+        self.assertEqual(result, {2})
+
+"""
+TESTS = "<|endoftext|>class CalculateTest(TestCase):\n"
+TESTS += CASE.format("add", "+", 9) + CASE.format("subtract", "-", 3)
+TESTS += "    def test_multi"
+MOST = 48
+ROUNDS = 5
+Way = Callable[[], Any]
+
+
+def middle(seconds: list[float]) -> float:
+    """The median of the rounds."""
+    return sorted(seconds)[len(seconds) // 2]
+
+
+class Bench:
+    """SmolLM2 and what writes with it, on one thread."""
+
+    def __init__(self) -> None:
+        torch.set_num_threads(1)
+        self.folder = asset("smollm2")
+        options = {"dtype": torch.float32}
+        loaded = AutoModelForCausalLM.from_pretrained(self.folder, **options)
+        self.model: Any = loaded.eval()
+        self.tokenizer = AutoTokenizer.from_pretrained(self.folder)
+        self.ids = self.encode(PROMPT)
+
+    def encode(self, text: str) -> torch.Tensor:
+        """Token ids of a text, as a batch of one."""
+        return self.tokenizer(text, return_tensors="pt")["input_ids"]
+
+    def generate(self, ids: torch.Tensor, **how: Any) -> list[int]:
+        """What the library writes, at its plainest unless told how."""
+        made = self.model.generate(
+            ids,
+            attention_mask=torch.ones_like(ids),
+            do_sample=False,
+            min_new_tokens=MOST,
+            max_new_tokens=MOST,
+            **how,
+        )
+        return made[0, ids.shape[1] :].tolist()
+
+    def decoders(self, folder: Path) -> dict[str, Way]:
+        """Ways to decode for one caller; each of 32 bits writes what `generate` does."""
+        path = folder / "model.onnx"
+        export_decoder(self.model, path)
+        eight = folder / "int8.onnx"
+        to_eight_bits(path, eight)
+        compiled = CompiledDecoder(self.model, room=128)
+        exported = OnnxDecoder(path)
+        rounded = OnnxDecoder(eight)
+        ways: dict[str, Way] = {
+            "generate": lambda: self.generate(self.ids),
+            "compiled": lambda: compiled.write(self.ids, MOST),
+            "ONNX": lambda: exported.write(self.ids, MOST),
+        }
+        texts = [way() for way in ways.values()]
+        assert all(text == texts[0] for text in texts), "a way writes another text"
+        ways["ONNX, 8 bits"] = lambda: rounded.write(self.ids, MOST)
+        return ways | self.peers(folder)
+
+    def peers(self, folder: Path) -> dict[str, Way]:
+        """The ways of libraries that lie in build/peers."""
+        sys.path.append(str(build_folder() / "peers"))
+        ways: dict[str, Way] = {}
+        for add in (self.add_ctranslate2, self.add_torchao):
+            try:
+                add(ways, folder)
+            except ImportError as error:
+                print(f"not measured: {error}")
+        return ways
+
+    def add_ctranslate2(self, ways: dict[str, Way], folder: Path) -> None:
+        """CTranslate2 in 32 and in 8 bits, greedily, from the same weights."""
+        import ctranslate2
+        from ctranslate2.converters import TransformersConverter
+
+        tokens = self.tokenizer.convert_ids_to_tokens(self.ids[0].tolist())
+        how = {"max_length": MOST, "min_length": MOST, "sampling_topk": 1}
+        for kind, name in (
+            ("float32", "CTranslate2"),
+            ("int8", "CTranslate2, 8 bits"),
+        ):
+            place = folder / kind
+            TransformersConverter(self.folder).convert(
+                str(place), quantization=kind
+            )
+            threads = {"intra_threads": 1, "inter_threads": 1}
+            peer = ctranslate2.Generator(str(place), device="cpu", **threads)
+
+            def write(peer: Any = peer) -> Any:
+                return peer.generate_batch(
+                    [tokens], include_prompt_in_result=False, **how
+                )
+
+            ways[name] = write
+
+    def add_torchao(self, ways: dict[str, Way], folder: Path) -> None:
+        """torchao's weights of eight bits, in the library's own loop."""
+        import copy
+
+        from torchao.quantization import Int8WeightOnlyConfig, quantize_
+
+        packed = copy.deepcopy(self.model)
+        quantize_(packed, Int8WeightOnlyConfig())
+
+        def write() -> list[int]:
+            plain, self.model = self.model, packed
+            try:
+                return self.generate(self.ids)
+            finally:
+                self.model = plain
+
+        ways["torchao, 8 bits"] = write
+
+    def callers(self) -> list[Request]:
+        """Eight callers with three requests each, of different lengths."""
+        requests = []
+        for k in range(24):
+            ids = self.ids[0, : 4 + 2 * k % 12].tolist()
+            requests.append(Request(ids, most=4 + 5 * k % 24))
+        return requests
+
+
+def speeds(found: dict[str, list[float]], tokens: int) -> dict[str, float]:
+    """Tokens a second of each way."""
+    return {way: tokens / middle(seconds) for way, seconds in found.items()}
+
+
+def rows() -> Iterator[Row]:
+    """One caller, eight callers, guesses, and the peers."""
+    bench = Bench()
+    with tempfile.TemporaryDirectory() as folder:
+        found = in_turn(bench.decoders(Path(folder)), ROUNDS)
+    speed = speeds(found, MOST)
+    plain = {"generate": speed["generate"]}
+    fastest = max(("compiled", "ONNX", "ONNX, 8 bits"), key=lambda way: speed[way])
+    unit = "tokens a second"
+    yield row("decode", f"one caller, {fastest}", unit, speed[fastest], plain, 2.0)
+    for way in speed.keys() - {"generate", fastest}:
+        yield row(f"decode: {way}", "one caller", unit, speed[way], plain, 0.0)
+    pairs = {
+        "CTranslate2": ("compiled", "ONNX"),
+        "CTranslate2, 8 bits": ("ONNX, 8 bits",),
+    }
+    for peer, ours in pairs.items():
+        if peer in speed:
+            best = max(speed[way] for way in ours)
+            what = f"the same weights, {' or '.join(ours)}"
+            yield row(f"against {peer}", what, unit, best, {peer: speed[peer]}, 0.7)
+    yield eight_callers(bench)
+    yield guesses(bench)
+
+
+def eight_callers(bench: Bench) -> Row:
+    """Continuous batching with eight slots, over one request at a time."""
+
+    def serve(slots: int) -> list[list[int]]:
+        return run_all(Engine(bench.model, slots), bench.callers())
+
+    one, eight = serve(1), serve(8)
+    found = in_turn({"one": lambda: serve(1), "eight": lambda: serve(8)}, 3)
+    speed = speeds(found, sum(map(len, one)))
+    peers = {"one at a time": speed["one"]}
+    what = "24 requests of eight callers"
+    unit = "tokens a second"
+    same = one == eight
+    return row("batching", what, unit, speed["eight"], peers, 3.0, valid=same)
+
+
+def guesses(bench: Bench) -> Row:
+    """The library's prompt lookup on a file of similar tests."""
+    ids = bench.encode(TESTS)
+
+    def plain() -> list[int]:
+        return bench.generate(ids)
+
+    def lookup() -> list[int]:
+        return bench.generate(ids, prompt_lookup_num_tokens=8)
+
+    same = plain() == lookup()
+    found = in_turn({"plain": plain, "lookup": lookup}, ROUNDS)
+    speed = speeds(found, MOST)
+    peers = {"generate": speed["plain"]}
+    unit = "tokens a second"
+    what = "prompt lookup on code that repeats itself"
+    return row("guesses", what, unit, speed["lookup"], peers, 1.3, valid=same)
+
+
+def main() -> None:
+    """Measure all, and keep it with the machine and the commit."""
+    made_from = clean_commit()
+    found = list(rows())
+    for one in found:
+        print(
+            one["id"],
+            one["what"],
+            one["ours"],
+            one["peers"],
+            one["ratio"],
+            one["bar"],
+        )
+    facts: dict[str, Any] = {"command": "python -m benchmarks.inference"}
+    facts["commit"] = made_from
+    facts |= {"machine": machine_facts(), "threads": 1, "rows": found}
+    write_json(RESULT, facts)
+
+
+if __name__ == "__main__":
+    main()

@@ -2,13 +2,16 @@
 
     python -m benchmarks.inference      writes results/20_inference.json
 
-Two peers are no requirement of the course. They are measured where they lie in `build/peers`:
+All on one thread. Two peers are no requirement of the course. They are measured where they lie in
+`build/peers`:
 
     pip install --no-deps --target build/peers ctranslate2 torchao
 """
 
 from __future__ import annotations
 
+import contextlib
+import importlib.metadata as metadata
 import sys
 import tempfile
 from collections.abc import Callable, Iterator
@@ -22,6 +25,7 @@ from benchmarks.timing import Row, row
 from course.checkout import clean_commit
 from stages.export import (
     CompiledDecoder,
+    GraphModel,
     OnnxDecoder,
     export_decoder,
     to_eight_bits,
@@ -29,7 +33,7 @@ from stages.export import (
 from stages.inference import Engine, Request, run_all
 from utils.artifacts import write_json
 from utils.assets import asset
-from utils.errors import ROOT, build_folder
+from utils.errors import ROOT, CourseError, build_folder
 from utils.machine import in_turn, machine_facts
 
 RESULT = ROOT / "results" / "20_inference.json"
@@ -68,9 +72,11 @@ class Bench:
         """Token ids of a text, as a batch of one."""
         return self.tokenizer(text, return_tensors="pt")["input_ids"]
 
-    def generate(self, ids: torch.Tensor, **how: Any) -> list[int]:
+    def generate(
+        self, ids: torch.Tensor, model: Any = None, **how: Any
+    ) -> list[int]:
         """What the library writes, at its plainest unless told how."""
-        made = self.model.generate(
+        made = (model or self.model).generate(
             ids,
             attention_mask=torch.ones_like(ids),
             do_sample=False,
@@ -94,10 +100,15 @@ class Bench:
             "compiled": lambda: compiled.write(self.ids, MOST),
             "ONNX": lambda: exported.write(self.ids, MOST),
         }
-        texts = [way() for way in ways.values()]
-        assert all(text == texts[0] for text in texts), "a way writes another text"
+        for name, way in ways.items():
+            self.hold_to_generate(name, way())
         ways["ONNX, 8 bits"] = lambda: rounded.write(self.ids, MOST)
         return ways | self.peers(folder)
+
+    def hold_to_generate(self, name: str, tokens: list[int]) -> None:
+        """A way of 32 bits writes what `generate` writes, or its speed means nothing."""
+        if tokens != self.generate(self.ids):
+            raise CourseError(f"{name} writes another text than generate")
 
     def peers(self, folder: Path) -> dict[str, Way]:
         """The ways of libraries that lie in build/peers."""
@@ -128,12 +139,14 @@ class Bench:
             threads = {"intra_threads": 1, "inter_threads": 1}
             peer = ctranslate2.Generator(str(place), device="cpu", **threads)
 
-            def write(peer: Any = peer) -> Any:
-                return peer.generate_batch(
+            def write(peer: Any = peer) -> list[int]:
+                made = peer.generate_batch(
                     [tokens], include_prompt_in_result=False, **how
                 )
+                return list(made[0].sequences_ids[0])
 
             ways[name] = write
+        self.hold_to_generate("CTranslate2", ways["CTranslate2"]())
 
     def add_torchao(self, ways: dict[str, Way], folder: Path) -> None:
         """torchao's weights of eight bits, in the library's own loop."""
@@ -143,15 +156,7 @@ class Bench:
 
         packed = copy.deepcopy(self.model)
         quantize_(packed, Int8WeightOnlyConfig())
-
-        def write() -> list[int]:
-            plain, self.model = self.model, packed
-            try:
-                return self.generate(self.ids)
-            finally:
-                self.model = plain
-
-        ways["torchao, 8 bits"] = write
+        ways["torchao, 8 bits"] = lambda: self.generate(self.ids, packed)
 
     def callers(self) -> list[Request]:
         """Eight callers with three requests each, of different lengths."""
@@ -172,6 +177,8 @@ def rows() -> Iterator[Row]:
     bench = Bench()
     with tempfile.TemporaryDirectory() as folder:
         found = in_turn(bench.decoders(Path(folder)), ROUNDS)
+        graph = GraphModel(Path(folder, "model.onnx"), bench.model.config)
+        batches = list(eight_callers(bench, graph))
     speed = speeds(found, MOST)
     plain = {"generate": speed["generate"]}
     fastest = max(("compiled", "ONNX", "ONNX, 8 bits"), key=lambda way: speed[way])
@@ -188,24 +195,34 @@ def rows() -> Iterator[Row]:
             best = max(speed[way] for way in ours)
             what = f"the same weights, {' or '.join(ours)}"
             yield row(f"against {peer}", what, unit, best, {peer: speed[peer]}, 0.7)
-    yield eight_callers(bench)
+    yield from batches
     yield guesses(bench)
 
 
-def eight_callers(bench: Bench) -> Row:
-    """Continuous batching with eight slots, over one request at a time."""
+def eight_callers(bench: Bench, graph: GraphModel) -> Iterator[Row]:
+    """Continuous batching with eight slots over one request at a time, in torch and in ONNX."""
+    ways: dict[str, Way] = {}
+    for name, model in (("torch", bench.model), ("ONNX", graph)):
+        for slots in (1, 8):
+            ways[f"{name} {slots}"] = serving(bench, model, slots)
+    texts = {way: work() for way, work in ways.items()}
+    alone = texts["torch 1"]
+    speed = speeds(in_turn(ways, 3), sum(map(len, alone)))
+    for name in ("torch", "ONNX"):
+        yield row(
+            f"batching, {name}",
+            "24 requests of eight callers",
+            "tokens a second",
+            speed[f"{name} 8"],
+            {"one at a time": speed[f"{name} 1"]},
+            3.0,
+            valid=texts[f"{name} 8"] == alone,
+        )
 
-    def serve(slots: int) -> list[list[int]]:
-        return run_all(Engine(bench.model, slots), bench.callers())
 
-    one, eight = serve(1), serve(8)
-    found = in_turn({"one": lambda: serve(1), "eight": lambda: serve(8)}, 3)
-    speed = speeds(found, sum(map(len, one)))
-    peers = {"one at a time": speed["one"]}
-    what = "24 requests of eight callers"
-    unit = "tokens a second"
-    same = one == eight
-    return row("batching", what, unit, speed["eight"], peers, 3.0, valid=same)
+def serving(bench: Bench, model: Any, slots: int) -> Way:
+    """All requests through an engine with some slots."""
+    return lambda: run_all(Engine(model, slots), bench.callers())
 
 
 def guesses(bench: Bench) -> Row:
@@ -227,6 +244,15 @@ def guesses(bench: Bench) -> Row:
     return row("guesses", what, unit, speed["lookup"], peers, 1.3, valid=same)
 
 
+def versions(*names: str) -> dict[str, str]:
+    """The versions of those packages that are there."""
+    found = {}
+    for name in names:
+        with contextlib.suppress(metadata.PackageNotFoundError):
+            found[name] = metadata.version(name)
+    return found
+
+
 def main() -> None:
     """Measure all, and keep it with the machine and the commit."""
     made_from = clean_commit()
@@ -242,7 +268,8 @@ def main() -> None:
         )
     facts: dict[str, Any] = {"command": "python -m benchmarks.inference"}
     facts["commit"] = made_from
-    facts |= {"machine": machine_facts(), "threads": 1, "rows": found}
+    facts |= {"machine": machine_facts(), "threads": 1}
+    facts |= {"peers": versions("ctranslate2", "torchao"), "rows": found}
     write_json(RESULT, facts)
 
 

@@ -162,6 +162,12 @@ def test_plans_fill_slots_and_overlap_nowhere(names: dict[str, Any]) -> None:
             if one[0] == other[0]:
                 first, second = sorted([one, other], key=lambda bar: bar[1])
                 assert first[1] + first[2] <= second[1]
+    # Counted by hand: the longest of each four; and no slot is ever empty.
+    ends = {
+        way: max(start + length for _, start, length in names[way](names["JOBS"]))
+        for way in ("padded", "continuous")
+    }
+    assert ends == {"padded": 10 + 12 + 8 + 8, "continuous": 76 // 4}
 
 
 @pytest.mark.parametrize(

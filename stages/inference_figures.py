@@ -7,6 +7,7 @@ from typing import Any
 
 import numpy as np
 from matplotlib import pyplot as plt
+from matplotlib.ticker import LogLocator, NullLocator
 
 from utils.show import COLOURS, show_figure, show_table
 
@@ -72,7 +73,12 @@ def draw_roof(
         axes.plot([intensity, intensity], ends, color=colour)
         middle = np.median(speeds) / 1e9
         axes.plot(intensity, middle, "o", color=colour, label=name)
-    axes.set(xlabel="operations for each byte read", ylabel="billions a second")
+    for axis in (axes.xaxis, axes.yaxis):
+        axis.set_major_locator(LogLocator(subs=(1, 2, 5)))
+        axis.set_major_formatter("{x:g}")
+        axis.set_minor_locator(NullLocator())
+    axes.set(xlabel="operations for each byte read")
+    axes.set(ylabel="billion operations a second")
     axes.legend(frameon=False, loc="lower right")
     alt = "The roofline: a slope set by memory, then a flat roof. Decoding for one "
     alt += "caller is at the foot of the slope, more callers are further up, and "

@@ -23,6 +23,7 @@ import sys
 import tempfile
 import time
 from dataclasses import asdict, replace
+from pathlib import Path
 from typing import Any, NoReturn
 
 from stages.cage import filter, kernel, view, warden
@@ -217,7 +218,8 @@ def visible_paths() -> list[str]:
     """What a check may read: packages, the course's code, assets, artifacts."""
     from utils.assets import home
 
-    wanted = [*sys.path, ROOT / "utils", ROOT / "stages", home()]
+    wanted: list[str | Path] = [*sys.path]
+    wanted += [ROOT / "utils", ROOT / "stages", home()]
     wanted.append(build_folder() / "artifacts")
     paths = {os.path.realpath(path) for path in wanted if path}
     # The checkout itself holds more than its code.

@@ -408,3 +408,12 @@ def unused_pipe() -> str:
 def best_model_dir() -> str:
     expression = quoted("best_model_dir").partition(" = ")[2]
     return eval(expression, {"model_args": SimpleNamespace(output_dir="outputs/")})
+
+
+def better_transformer() -> str:
+    """Whether a model can still be made a `BetterTransformer`."""
+    from transformers import PreTrainedModel
+
+    if hasattr(PreTrainedModel, "to_bettertransformer"):
+        return "a model has to_bettertransformer"
+    return "a model has no to_bettertransformer"

@@ -195,3 +195,14 @@ def test_a_trainer_shows_its_step_and_loss_and_leaves_nothing(
     assert ("4/4" in shown and "loss 0.250" in shown) == (not headless)
     assert "\n" not in shown + end
     assert not end.strip()
+
+
+def test_a_decorated_function_is_shown_with_its_own_place(shown):
+    @torch.no_grad()
+    def decorated():
+        return "seen"
+
+    show.show_source(decorated)
+    text = shown[0].data
+    assert 'return "seen"' in text
+    assert text.startswith("`tests/test_show.py`")

@@ -34,6 +34,7 @@ PUBLISHED_BY = {
     "sentiment": "13",
     "sentiment-model": "13",
     "instruct-adapter": "17",
+    "exported": "20",
 }
 # Lessons that start processes, which share the GPUs out among them; a test holds this to the notebooks.
 STARTS_PROCESSES = {"09", "10", "11", "14"}

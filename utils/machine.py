@@ -10,7 +10,7 @@ import random
 import re
 import sys
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -39,6 +39,25 @@ def set_seed(seed: int) -> None:
     torch.manual_seed(seed)
 
 
+def in_turn(
+    ways: Mapping[Any, Callable[[], object]], rounds: int
+) -> dict[Any, list[float]]:
+    """Seconds of each way in each round; the ways take turns, and one round before warms caches.
+
+    What else slows the machine hits all of them alike, so compare within a round.
+
+    >>> sorted(in_turn({"one": lambda: 1, "two": lambda: 2}, 3))
+    ['one', 'two']
+    """
+    found: dict[Any, list[float]] = {name: [] for name in ways}
+    for _ in range(rounds + 1):
+        for name, work in ways.items():
+            start = time.perf_counter()
+            work()
+            found[name].append(time.perf_counter() - start)
+    return {name: seconds[1:] for name, seconds in found.items()}
+
+
 def fastest_of(*works: Callable[[], object], repeats: int = 5) -> list[float]:
     """Seconds of the fastest run of each, taken in turn; the first, which warms caches, not counted.
 
@@ -46,13 +65,8 @@ def fastest_of(*works: Callable[[], object], repeats: int = 5) -> list[float]:
     >>> slow > quick
     True
     """
-    times: list[list[float]] = [[] for _ in works]
-    for _ in range(repeats + 1):
-        for work, seconds in zip(works, times):
-            start = time.perf_counter()
-            work()
-            seconds.append(time.perf_counter() - start)
-    return [min(seconds[1:]) for seconds in times]
+    found = in_turn(dict(enumerate(works)), repeats)
+    return [min(seconds) for seconds in found.values()]
 
 
 def count_cores() -> int:

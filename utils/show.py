@@ -163,6 +163,7 @@ def show_source(thing: Callable) -> None:
     """Show the code of a function with its place, where a lesson speaks of it."""
     from IPython.display import Markdown, display
 
+    thing = inspect.unwrap(thing)
     source = inspect.getsource(thing)
     place = short_path(Path(inspect.getsourcefile(thing) or ""))
     line = inspect.getsourcelines(thing)[1]

@@ -8,6 +8,8 @@ from typing import Annotated, Literal
 import pydantic
 from pydantic import Field
 
+USABLE = 0.9  # how much of a device's memory a plan may fill
+
 Positive = Annotated[float, Field(gt=0)]
 Count = Annotated[int, Field(ge=1)]
 

@@ -9,12 +9,10 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass, replace
-from typing import Annotated
 
 import pydantic
-from pydantic import Field
 
-from stages.machines import MACHINES, Link, Machine
+from stages.machines import MACHINES, USABLE, Count, Link, Machine, Positive
 from stages.step_memory import CONVENTIONS
 from utils.errors import CourseError
 
@@ -36,12 +34,8 @@ EFFICIENCY = {
 }
 RECOMPUTE = 0.75  # with checkpointing three of four multiplications are useful ones
 COOLING = 1.1  # watts at the meter for a watt in the machine
-USABLE = 0.9  # how much of a device's memory a plan may fill
 CONTEXT = 1e9  # bytes of a device's context and workspaces
 STAGES = (1, 2, 4, 8, 16)  # of a pipeline
-
-Positive = Annotated[float, Field(gt=0)]
-Count = Annotated[int, Field(ge=1)]
 
 
 @pydantic.dataclasses.dataclass(frozen=True)

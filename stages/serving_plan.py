@@ -11,12 +11,10 @@ from __future__ import annotations
 import math
 import statistics
 from dataclasses import dataclass
-from typing import Annotated
 
 import pydantic
-from pydantic import Field
 
-from stages.machines import MACHINES, Machine
+from stages.machines import MACHINES, USABLE, Count, Machine, Positive
 from utils.errors import CourseError
 
 # Bytes a second that a card can fetch from its own memory, by its data sheet.
@@ -29,10 +27,6 @@ BANDWIDTH = {
 }
 # In serving a T4 may compute in float16, whatever training does.
 FLOPS = {"T4": 65e12}
-USABLE = 0.9  # how much of a card's memory weights and cache may fill
-
-Positive = Annotated[float, Field(gt=0)]
-Count = Annotated[int, Field(ge=1)]
 
 
 @pydantic.dataclasses.dataclass(frozen=True)

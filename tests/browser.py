@@ -56,8 +56,8 @@ class Browser:
         """What a script returns."""
         return self.ask("POST", "/execute/sync", script=script, args=arguments)
 
-    def wait(self, script: str, seconds: float = 20) -> Any:
-        """What a script returns as soon as it is something; an error after a while."""
+    def wait(self, script: str, seconds: float = 60) -> Any:
+        """What a script returns as soon as it is something, also on a busy machine."""
         end = time.monotonic() + seconds
         while time.monotonic() < end:
             answer = self.run(script)

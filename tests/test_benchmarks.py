@@ -144,6 +144,7 @@ def test_the_lessons_on_the_road_run_once_before_an_artifact_is_taken(
     timing.artifact.cache_clear()
 
 
+@pytest.mark.slow
 def test_our_own_rows_at_a_small_size():
     (speed,) = packing.speed_rows(tokens=packing.SMALL // 50, repeats=1)
     (memory,) = packing.memory_rows(100_000, 200_000, repeats=1)

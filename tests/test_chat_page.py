@@ -29,11 +29,6 @@ def browser():
         yield browser
 
 
-def wait(browser, script):
-    """The value of a script as soon as it is something, also on a busy machine."""
-    return browser.wait(script, seconds=60)
-
-
 @pytest.fixture(scope="module")
 def url(tmp_path_factory):
     folder = write_small(tmp_path_factory.mktemp("model"))
@@ -165,7 +160,7 @@ def test_a_question_is_asked_and_answered_by_keyboard_alone(browser, url):
     ]
     device = {"type": "key", "id": "keys", "actions": control}
     browser.ask("POST", "/actions", actions=[device])
-    wait(browser, SEND)
+    browser.wait(SEND)
     talk = browser.run(
         "return [...document.querySelectorAll('#talk pre')].map(p => p.textContent)"
     )
@@ -246,7 +241,7 @@ def test_what_a_model_writes_stays_text(browser, scripted, way):
         "document.querySelector('#text').value = 'x';"
         "document.querySelector('#form').requestSubmit()"
     )
-    wait(browser, SEND)
+    browser.wait(SEND)
     assert HOSTILE in browser.run(
         "return [...document.querySelectorAll('#talk pre')].at(-1).textContent"
     )
@@ -275,7 +270,7 @@ def test_a_copy_plays_without_a_server_and_asks_nobody(browser, tmp_path):
         "return document.querySelector('#state').textContent.includes('recorded')",
     )
     browser.run("document.querySelector('#form').requestSubmit()")
-    wait(browser, SEND)
+    browser.wait(SEND)
     assert (
         browser.run(
             "return [...document.querySelectorAll('#talk pre')].at(-1).textContent"

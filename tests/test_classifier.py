@@ -296,6 +296,7 @@ def train_sharded(recipe: ClassifierRecipe) -> list[float]:
     return train(recipe)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("program", [train, train_sharded])
 def test_every_form_saves_the_whole_trained_model(
     program: Any, recipe: ClassifierRecipe, reference: list[float], tmp_path: Path

@@ -147,6 +147,7 @@ def test_the_largest_batch_fills_its_budget(lesson, batch):
     assert batch(three - 1).startswith("2 sequences")
 
 
+@pytest.mark.slow
 def test_no_budget_is_above_the_search(batch):
     assert not batch(5e9).startswith("64 sequences")
 

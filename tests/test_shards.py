@@ -95,6 +95,7 @@ def measure(layers: int, words: int) -> dict[str, int]:
     return {"count": count, "between": between, "behind": behind, "peak": peak}
 
 
+@pytest.mark.slow
 @forks
 @pytest.mark.parametrize("layers, words", [(8, 512), (16, 512), (8, 8192)])
 def test_a_shard_keeps_for_each_parameter_what_the_planner_says(layers, words):

@@ -132,6 +132,7 @@ def start_scale(patch: pytest.MonkeyPatch, exponent: int) -> None:
     patch.setattr(LossScale, "__init__", init)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("optimizer", ["adamw", "muon"])
 def test_float16_learns_like_float32(
     recipe: Recipe, calm: Recipe, optimizer: str
@@ -146,6 +147,7 @@ def test_float16_learns_like_float32(
     assert norms[0][0] == pytest.approx(norms[1][0], rel=0.02), "without the scale"
 
 
+@pytest.mark.slow
 def test_the_scale_changes_no_update(
     recipe: Recipe, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -163,6 +165,7 @@ def test_the_scale_changes_no_update(
         assert torch.allclose(tensor, found[1][name], atol=2e-3), name
 
 
+@pytest.mark.slow
 def test_a_scale_that_is_too_large_is_no_fault(
     recipe: Recipe, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -186,6 +189,7 @@ def test_a_scale_that_cannot_be_found_is_a_fault(recipe: Recipe) -> None:
         check(step.run, step, lost)
 
 
+@pytest.mark.slow
 def test_float16_goes_on_to_the_same_bits(
     recipe: Recipe, monkeypatch: pytest.MonkeyPatch
 ) -> None:

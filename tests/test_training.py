@@ -261,6 +261,7 @@ ALL_AT_ONCE: list[dict[str, Any]] = [
 ]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("changes", ALL_AT_ONCE)
 def test_whatever_a_recipe_asks_for_goes_on_to_the_same_bits(
     recipe: Recipe, monkeypatch: pytest.MonkeyPatch, changes: dict[str, Any]
@@ -280,6 +281,7 @@ def check_resume(plain: Recipe, monkeypatch: pytest.MonkeyPatch) -> None:
     check_same_bits(noisy, twin)
 
 
+@pytest.mark.slow
 def test_precision_and_threads_are_chosen_once(
     recipe: Recipe,
     monkeypatch: pytest.MonkeyPatch,

@@ -139,8 +139,7 @@ SEND = "return document.querySelector('#state').textContent.startsWith('The answ
 @NEEDS_BROWSER
 def test_a_question_is_asked_and_answered_by_keyboard_alone(browser, url):
     browser.open(url + "/")
-    wait(
-        browser,
+    browser.wait(
         "return document.querySelector('#state').textContent.startsWith('Ready')",
     )
     # Tab by tab to the text field: the skip link, the choice of two, the text.
@@ -183,8 +182,7 @@ def test_a_question_is_asked_and_answered_by_keyboard_alone(browser, url):
 @NEEDS_BROWSER
 def test_escape_stops_an_answer_and_frees_its_row(browser, url):
     browser.open(url + "/")
-    wait(
-        browser,
+    browser.wait(
         "return document.querySelector('#state').textContent.startsWith('Ready')",
     )
     browser.run(
@@ -194,8 +192,7 @@ def test_escape_stops_an_answer_and_frees_its_row(browser, url):
     browser.run(
         "document.querySelector('#form').requestSubmit(); document.querySelector('#halt').click()"
     )
-    state = wait(
-        browser,
+    state = browser.wait(
         "return document.querySelector('#send').disabled ? '' : document.querySelector('#state').textContent",
     )
     assert state == "Stopped."
@@ -210,17 +207,14 @@ def test_escape_stops_an_answer_and_frees_its_row(browser, url):
 @NEEDS_BROWSER
 def test_an_error_of_the_server_is_said_in_words(browser, url):
     browser.open(url + "/")
-    wait(
-        browser,
+    browser.wait(
         "return document.querySelector('#state').textContent.startsWith('Ready')",
     )
     browser.run(
         "document.querySelector('#text').value = 'x'.repeat(500);"
         "document.querySelector('#form').requestSubmit()"
     )
-    state = wait(
-        browser, "return document.querySelector('#state.bad')?.textContent"
-    )
+    state = browser.wait("return document.querySelector('#state.bad')?.textContent")
     assert "tokens" in state
     assert (
         browser.run("return document.querySelector('#state').getAttribute('role')")
@@ -232,8 +226,7 @@ def test_an_error_of_the_server_is_said_in_words(browser, url):
 @pytest.mark.parametrize("way", ["chat", "complete"])
 def test_what_a_model_writes_stays_text(browser, scripted, way):
     browser.open(scripted)
-    wait(
-        browser,
+    browser.wait(
         "return document.querySelector('#state').textContent.startsWith('Ready')",
     )
     browser.run(
@@ -265,8 +258,7 @@ def test_a_copy_plays_without_a_server_and_asks_nobody(browser, tmp_path):
     )
     browser.requests()
     browser.open((tmp_path / "copy.html").as_uri())
-    wait(
-        browser,
+    browser.wait(
         "return document.querySelector('#state').textContent.includes('recorded')",
     )
     browser.run("document.querySelector('#form').requestSubmit()")
@@ -280,8 +272,8 @@ def test_a_copy_plays_without_a_server_and_asks_nobody(browser, tmp_path):
     browser.run(
         "document.querySelector('#text').value = 'else'; document.querySelector('#form').requestSubmit()"
     )
-    assert "no server" in wait(
-        browser, "return document.querySelector('#state.bad')?.textContent"
+    assert "no server" in browser.wait(
+        "return document.querySelector('#state.bad')?.textContent"
     )
     asked = [
         one

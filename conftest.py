@@ -8,6 +8,9 @@ import pytest
 
 os.environ.setdefault("COURSE_PROFILE", "smoke")
 os.environ.setdefault("COURSE_BUILD", str(Path(__file__).parent / "build" / "test"))
+# Test processes side by side have a core each: threads that share one wait for each other.
+if "PYTEST_XDIST_WORKER" in os.environ:
+    os.environ.setdefault("OMP_NUM_THREADS", "1")
 # The sandbox's inside can be imported where there are namespaces.
 caged = ["stages/cage/*", "stages/grading.py"]
 collect_ignore_glob = [] if sys.platform == "linux" else caged

@@ -28,7 +28,7 @@ from stages.export import (
     GraphModel,
     OnnxDecoder,
     export_decoder,
-    to_eight_bits,
+    to_fewer_bits,
 )
 from stages.inference import Engine, Request, run_all
 from utils.artifacts import write_json
@@ -93,7 +93,7 @@ class Bench:
         path = folder / "model.onnx"
         export_decoder(self.model, path)
         eight = folder / "int8.onnx"
-        to_eight_bits(path, eight)
+        to_fewer_bits(path, eight, 8)
         compiled = CompiledDecoder(self.model, room=128)
         exported = OnnxDecoder(path)
         rounded = OnnxDecoder(eight)

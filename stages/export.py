@@ -143,6 +143,7 @@ class OnnxDecoder:
     """
 
     def __init__(self, path: Path, threads: int = 1) -> None:
+        self.path = path
         self.session = open_session(path, threads)
         parts = self.session.get_inputs()[3:]
         self.names = [part.name for part in parts]
@@ -326,18 +327,39 @@ class CompiledDecoder:
         return torch.cat(tokens, 1)[0].tolist()
 
 
-def to_eight_bits(path: Path, target: Path) -> None:
-    """Round the matrices of a graph to eight bits; activations are rounded as they come."""
-    from onnxruntime.quantization import quantize_dynamic
+@contextmanager
+def unheard() -> Iterator[None]:
+    """Whoever is imported or called here may set up logging for everybody: nobody hears it."""
+    root = logging.getLogger()
+    level, handlers = root.level, list(root.handlers)
+    before = logging.root.manager.disable
+    logging.disable(logging.WARNING)
+    yield
+    logging.disable(before)
+    root.setLevel(level)
+    root.handlers[:] = handlers
+
+
+def to_fewer_bits(path: Path, target: Path, bits: int) -> None:
+    """Round the matrices of a graph to 8 or 4 bits, in blocks of 32 with a scale each.
+
+    Activations are rounded block by block as they come, and whole numbers are multiplied.
+    """
+    import onnx
 
     with tempfile.TemporaryDirectory() as folder:
         folded = Path(folder, "folded.onnx")
         fold_constants(path, folded)
-        messages = logging.getLogger()
-        level = messages.level
-        messages.setLevel(logging.ERROR)  # it advises what was just done
-        quantize_dynamic(folded, target, op_types_to_quantize=["MatMul"])
-        messages.setLevel(level)
+        graph = onnx.load(folded)
+    whole_numbers = 4  # the operator's name for kernels that multiply in eight bits
+    with unheard():
+        from onnxruntime.quantization import matmul_nbits_quantizer as rounding
+
+        quantizer = rounding.MatMulNBitsQuantizer(
+            graph, bits=bits, block_size=32, accuracy_level=whole_numbers
+        )
+        quantizer.process()
+    onnx.save(quantizer.model.model, target)
 
 
 def fold_constants(path: Path, target: Path) -> None:

@@ -81,8 +81,10 @@ def draw_roof(
     axes.set(ylabel="billion operations a second")
     axes.legend(frameon=False, loc="lower right")
     alt = "The roofline: a slope set by memory, then a flat roof. Decoding for one "
-    alt += "caller is at the foot of the slope, more callers are further up, and "
-    alt += "reading a prompt is near the roof."
+    alt += (
+        "caller is furthest to the left, more callers follow to the right, and a "
+    )
+    alt += "prompt is nearest to the roof. All lie below the line."
     show_figure(figure, alt)
 
 
@@ -114,13 +116,16 @@ def draw_trade(found: Mapping[int, Sequence[float]]) -> None:
     for callers, seconds in found.items():
         wait = 1e3 * np.array(seconds)
         speed = 1e3 * callers / wait
-        axes.plot(wait, speed, ".", color=COLOURS[0], alpha=0.5)
+        axes.plot(wait, speed, ".", color=COLOURS[0], alpha=0.4)
         middle = (float(np.median(wait)), float(np.median(speed)))
-        axes.annotate(str(callers), middle, color=COLOURS[1])
-    axes.set(xlabel="ms between two tokens of one caller", xlim=(0, None))
+        axes.plot(*middle, "o", color=COLOURS[1])
+        axes.annotate(f"  {callers}", middle, color=COLOURS[1])
+    axes.set(
+        xlabel="ms between two tokens of one of so many callers", xlim=(0, None)
+    )
     axes.set(ylabel="tokens a second for all", ylim=(0, None))
     alt = (
-        "Throughput over latency, each point labelled with its number of callers: "
+        "Throughput over latency, each median labelled with its number of callers: "
     )
     alt += "with more callers throughput rises, and so does the wait of each."
     show_figure(figure, alt)

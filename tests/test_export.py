@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import logging
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -25,7 +27,7 @@ from stages.export import (
     export_decoder,
     export_encoder,
     open_session,
-    to_eight_bits,
+    to_fewer_bits,
 )
 from stages.inference import Engine, Request, run_all
 from utils.errors import CourseError
@@ -132,16 +134,29 @@ def test_the_card_tells_the_graph_s_inputs(model: Any) -> None:
     assert "{" not in text
 
 
-def test_eight_bits_are_smaller_and_nearly_the_same(
-    model: Any, graph: Path, tmp_path: Path
+@pytest.mark.parametrize("bits, most", [(8, 0.1), (4, 0.5)])
+def test_fewer_bits_are_smaller_and_nearly_the_same(
+    model: Any, graph: Path, tmp_path: Path, bits: int, most: float
 ) -> None:
-    to_eight_bits(graph, tmp_path / "int8.onnx")
+    to_fewer_bits(graph, tmp_path / "few.onnx", bits)
     ids = torch.randint(60, (2, 20))
-    logits, _ = OnnxDecoder(tmp_path / "int8.onnx").read(ids)
+    logits, _ = OnnxDecoder(tmp_path / "few.onnx").read(ids)
     own = model(ids, use_cache=False).logits
     off = (logits - own).norm() / own.norm()
-    assert 0 < off < 0.4
-    assert (tmp_path / "int8.onnx").stat().st_size < graph.stat().st_size
+    assert 0 < off < most
+    assert (tmp_path / "few.onnx").stat().st_size < graph.stat().st_size
+
+
+def test_rounding_a_graph_says_nothing_and_leaves_logging_as_it_was(
+    graph: Path, tmp_path: Path, capfd: Any, monkeypatch: Any
+) -> None:
+    name = "onnxruntime.quantization.matmul_nbits_quantizer"
+    monkeypatch.delitem(sys.modules, name, raising=False)
+    root = logging.getLogger()
+    before = root.level, list(root.handlers)
+    to_fewer_bits(graph, tmp_path / "few.onnx", 8)
+    assert (root.level, root.handlers) == before
+    assert capfd.readouterr().err == ""
 
 
 @pytest.mark.parametrize("slots", [1, 4])

@@ -29,7 +29,7 @@ from tokenizers import normalizers
 from stages.serving import serve, serve_app
 from stages.serving_app import build_app
 from stages.serving_http import options
-from stages.serving_load import BAD_MANNERS, ask
+from stages.serving_load import BAD_MANNERS, ask, head
 from stages.serving_protocol import Callers, digest
 from stages.serving_text import widest_token
 
@@ -295,7 +295,32 @@ def test_a_client_that_reads_nothing_of_much_is_hung_up_on(folder):
             end = time.monotonic() + 20
             while not ended and time.monotonic() < end:
                 time.sleep(0.05)
-    assert ended
+            # Here, because the client's own going would end it too.
+            assert ended
+
+
+def test_a_client_that_never_reads_is_reset_and_gives_its_place_back(url):
+    """It does not leave by itself: the server's clock for writing is all that ends it."""
+    never_reads, _ = BAD_MANNERS["a client that never reads"]
+    outcome = asyncio.run(never_reads(url, BODY, "key-m", patience=10))
+    assert (outcome.status, outcome.error) == (0, "(its connection was reset)")
+    assert quiet(url)
+
+
+def test_a_client_that_reads_slowly_is_not_hung_up_on(url, wanted):
+    """It takes longer for all than the clock allows for a part, which begins anew each time."""
+    host, port = url.removeprefix("http://").split(":")
+    data = json.dumps({**BODY, "stream": True, "max_tokens": 200}).encode()
+    got, begin = b"", time.monotonic()
+    with socket.socket() as slow:
+        slow.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 2048)
+        slow.connect((host, int(port)))
+        slow.sendall(head(url, "/v1/completions", len(data), "key-a") + data)
+        while part := slow.recv(1024):
+            got += part
+            time.sleep(0.1)
+    assert time.monotonic() - begin > 2 * LIMITS.write_seconds
+    assert got.endswith(b"data: [DONE]\n\n")
 
 
 def test_an_answer_out_of_time_is_an_error_and_not_half_an_answer(folder):

@@ -29,6 +29,7 @@ from tokenizers import normalizers
 from stages.serving import serve, serve_app
 from stages.serving_app import build_app
 from stages.serving_http import options
+from stages.serving_judge import send_and_vanish
 from stages.serving_load import BAD_MANNERS, ask, head
 from stages.serving_protocol import Callers, digest
 from stages.serving_text import widest_token
@@ -229,6 +230,34 @@ def test_the_log_tells_who_and_how_much_and_never_what(url, caplog):
     for record in caplog.records:
         assert "secret" not in record.getMessage()
         assert "key-a" not in record.getMessage()
+
+
+@pytest.mark.parametrize(
+    "change, key, line",
+    [
+        ({"max_tokens": 0}, "key-a", "alice: refused, 400"),
+        ({"prompt": "my secret " * 100}, "key-a", "alice: refused, 413"),
+        ({}, "key-of-nobody", "-: refused, 401"),
+    ],
+)
+def test_a_request_that_is_refused_has_its_line_too(url, caplog, change, key, line):
+    with caplog.at_level(logging.DEBUG, logger="course.serving"):
+        send(url, {**BODY, **change}, key)
+    ours = [one.getMessage() for one in caplog.records if one.name == "course.serving"]
+    assert ours == [line]
+
+
+def test_a_stream_of_which_not_even_the_head_can_be_sent_leaves_nothing(folder):
+    """Its generator never begins, so that what is freed in there would not be freed."""
+    app = build_app(folder, NAME, LIMITS, Callers())
+    serving = app.state.serving
+    requests = []
+    submit = serving.engine.submit
+    serving.engine.submit = lambda one: (requests.append(one), submit(one))
+    send_and_vanish(app, "/v1/completions", {**BODY, "stream": True})
+    (request,) = requests
+    assert request.cancelled and not serving.callers.active
+    assert serving.counts == {"answers_cancelled": 1}
 
 
 def test_one_caller_cannot_have_it_all(url):

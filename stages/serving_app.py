@@ -353,7 +353,8 @@ def add_errors(app: FastAPI, serving: Serving) -> None:
     async def refuse(http: Http, error: Refusal) -> Response:
         status = error.status
         serving.counts[f"refused_{status}"] += 1
-        if error not in FAILED.values():  # those had their line when the row was freed
+        # What failed on its way had its line when its row was freed.
+        if error not in FAILED.values():
             log.info("%s: refused, %d", getattr(http.state, "caller", "-"), status)
         body = error.body()
         return JSONResponse(body, status, headers=error.headers)

@@ -243,7 +243,9 @@ def test_the_log_tells_who_and_how_much_and_never_what(url, caplog):
 def test_a_request_that_is_refused_has_its_line_too(url, caplog, change, key, line):
     with caplog.at_level(logging.DEBUG, logger="course.serving"):
         send(url, {**BODY, **change}, key)
-    ours = [one.getMessage() for one in caplog.records if one.name == "course.serving"]
+    ours = [
+        one.getMessage() for one in caplog.records if one.name == "course.serving"
+    ]
     assert ours == [line]
 
 

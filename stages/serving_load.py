@@ -174,6 +174,9 @@ def summary(outcomes: Sequence[Outcome]) -> dict[str, float]:
     numbers["refused"] = 0
     for one in outcomes:
         numbers["refused"] += one.status == 429
+    ends = [one.ended for one in outcomes]
+    begins = [one.due for one in outcomes]
+    numbers["answered a second"] = len(whole) / (max(ends) - min(begins))
     for share in (50, 95, 99):
         numbers[f"first p{share}"] = percentile(firsts, share)
         numbers[f"gap p{share}"] = percentile(gaps, share)

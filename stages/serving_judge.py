@@ -120,7 +120,8 @@ def send_and_vanish(app: Any, path: str, body: dict[str, Any]) -> None:
     """Hand a request to an application whose answer nobody takes, not even its head."""
     letters = [{"type": "http.request", "body": json.dumps(body).encode()}]
     headers = [(b"host", b"localhost"), (b"content-type", b"application/json")]
-    scope = {"type": "http", "method": "POST", "path": path, "headers": headers}
+    scope: Any = {"type": "http", "method": "POST", "path": path}
+    scope["headers"] = headers
     scope |= {"http_version": "1.1", "query_string": b""}
     # From this edition on a server says by an OSError that a client is gone.
     scope |= {"asgi": {"version": "3.0", "spec_version": "2.4"}}

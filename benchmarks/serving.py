@@ -2,6 +2,7 @@
 
     python -m benchmarks.serving soak                       ten minutes, kept in results/serving.json
     python -m benchmarks.serving soak --seconds 30 --clients 20 --no-keep
+    python -m benchmarks.serving soak --each 2 --clients 20 --no-keep          by requests, not seconds
 
 First the well-behaved half alone, then all of them, at the same rate. What must hold: no worker dies, every
 answer is the model's own for its prompt, memory stays flat, and the 95th percentile of the well-behaved is
@@ -14,6 +15,7 @@ from __future__ import annotations
 import argparse
 import asyncio
 import dataclasses
+import itertools
 import os
 import random
 import sys
@@ -91,48 +93,67 @@ def answer_of(model: Any, tokenizer: Any, ids: list[int], most: int) -> Any:
     return text, margin
 
 
+@dataclasses.dataclass
+class Stretch:
+    """How long each client of a phase goes on, and how long it thinks on average."""
+
+    until: float
+    each: int  # requests of every client, however long they take; 0: as many as there is time for
+    pause: float
+
+    def turns(self) -> Iterator[int]:
+        """The numbers of a client's requests."""
+        for turn in itertools.count():
+            over = time.monotonic() >= self.until
+            if turn >= self.each if self.each else over:
+                return
+            yield turn
+
+    async def think(self, draw: random.Random) -> None:
+        """Do nothing for a while, but not past the end."""
+        seconds = draw.expovariate(1 / self.pause)
+        if not self.each:
+            seconds = min(seconds, max(0.0, self.until - time.monotonic()))
+        await asyncio.sleep(seconds)
+
+
 async def behave(
-    url: str, number: int, pairs: Any, tally: Tally, until: float, pause: float
+    url: str, number: int, pairs: Any, tally: Tally, stretch: Stretch
 ) -> None:
-    """A client that asks, reads, thinks, and asks again; some stream and some do not."""
+    """A client that asks, reads, thinks, and asks again."""
     draw = random.Random(number)
-    await asyncio.sleep(draw.random() * pause)
-    while time.monotonic() < until:
+    await asyncio.sleep(draw.random() * stretch.pause)
+    for _ in stretch.turns():
         which = draw.randrange(len(pairs))
         body = {"model": NAME, "messages": pairs[which][0], "temperature": 0}
         body |= {"max_tokens": 24, "stream": True}
         tally.good.append((which, await ask(url, body, f"good-{number}")))
-        await rest(draw.expovariate(1 / pause), until)
-
-
-async def rest(seconds: float, until: float) -> None:
-    """Think for a while, but not past the end."""
-    left = max(0.0, until - time.monotonic())
-    await asyncio.sleep(min(seconds, left))
+        await stretch.think(draw)
 
 
 async def misbehave(
-    url: str, number: int, pairs: Any, tally: Tally, until: float, pause: float
+    url: str, number: int, pairs: Any, tally: Tally, stretch: Stretch
 ) -> None:
     """A client that does something else that is bad each time."""
     draw = random.Random(-number)
     names = list(BAD_MANNERS)
-    await asyncio.sleep(draw.random() * pause)
-    while time.monotonic() < until:
-        name = draw.choice(names)
+    await asyncio.sleep(draw.random() * stretch.pause)
+    for turn in stretch.turns():
+        name = names[(number + turn) % len(names)]
         body = {"model": NAME, "messages": pairs[0][0], "temperature": 0}
         try:
-            async with asyncio.timeout(60):
+            async with asyncio.timeout(90):
                 outcome = await BAD_MANNERS[name][0](url, body, f"bad-{number}")
         except (OSError, TimeoutError) as error:
-            outcome = Outcome(0.0, error=type(error).__name__)
+            # No status of its own, because 0 is what some of them should get.
+            outcome = Outcome(0.0, status=-1, error=type(error).__name__)
         tally.bad.append((name, outcome))
-        await rest(draw.expovariate(1 / pause), until)
+        await stretch.think(draw)
 
 
-async def watch(server: Guarded, tally: Tally, until: float) -> None:
+async def watch(server: Guarded, tally: Tally) -> None:
     """Memory of the server and the numbers of its processes, every few seconds."""
-    while time.monotonic() < until:
+    while True:
         family = server.family()[1:]
         tally.pids |= {one.pid for one in family}
         tally.memory.append(sum(own_memory(one) for one in family))
@@ -152,14 +173,16 @@ async def phase(
 ) -> Tally:
     """One stretch of time with the good clients, and perhaps the bad ones."""
     seconds = given.seconds if bad else given.quiet
-    tally, until = Tally(), time.monotonic() + seconds
-    half = given.clients // 2
-    work = [behave(url, k, pairs, tally, until, given.pause) for k in range(half)]
+    stretch = Stretch(time.monotonic() + seconds, given.each, given.pause)
+    tally, half = Tally(), given.clients // 2
+    work = [behave(url, k, pairs, tally, stretch) for k in range(half)]
     if bad:
-        work += [
-            misbehave(url, k, pairs, tally, until, given.pause) for k in range(half)
-        ]
-    await asyncio.gather(watch(server, tally, until), *work)
+        work += [misbehave(url, k, pairs, tally, stretch) for k in range(half)]
+    watching = asyncio.create_task(watch(server, tally))
+    await asyncio.gather(*work)
+    if watching.done():
+        watching.result()  # it ends by itself only if it fails
+    watching.cancel()
     return tally
 
 
@@ -247,6 +270,9 @@ def read_arguments(words: list[str]) -> argparse.Namespace:
     )
     parser.add_argument("--seconds", type=float, default=600, help="of all of them")
     parser.add_argument("--quiet", type=float, default=120, help="seconds before")
+    parser.add_argument(
+        "--each", type=int, default=0, help="requests of a client, not seconds"
+    )
     parser.add_argument("--clients", type=int, default=200)
     parser.add_argument("--workers", type=int, default=2)
     parser.add_argument("--questions", type=int, default=24)

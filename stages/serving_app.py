@@ -138,6 +138,7 @@ class Serving:
     async def answer(self, http: Http, kind: type[Ask]) -> Response:
         """Serve one request from its headers to its last byte."""
         caller = self.callers.identify(http.headers.get("authorization", ""))
+        http.state.caller = caller
         if not http.headers.get("content-type", "").startswith("application/json"):
             # A form on another site can send text, but not this without asking first.
             raise Refusal(415, "send application/json")
@@ -352,6 +353,9 @@ def add_errors(app: FastAPI, serving: Serving) -> None:
     async def refuse(http: Http, error: Refusal) -> Response:
         status = error.status
         serving.counts[f"refused_{status}"] += 1
+        # What failed on its way had its line when its row was freed.
+        if error not in FAILED.values():
+            log.info("%s: refused, %d", getattr(http.state, "caller", "-"), status)
         body = error.body()
         return JSONResponse(body, status, headers=error.headers)
 

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import asyncio
 import os
+import socket
+import struct
 import threading
 import time
 from typing import Any
@@ -11,6 +13,11 @@ from typing import Any
 from uvicorn.protocols.http.h11_impl import H11Protocol
 
 from stages.serving_protocol import Limits
+
+# Bytes that the system may keep of what a client does not take; left to itself it keeps megabytes.
+BUFFER = 8192
+# On, and for no second: what is closed so is reset, and nobody tries to deliver the rest.
+NO_LINGER = struct.pack("HH" if os.name == "nt" else "ii", 1, 0)
 
 
 class PatientProtocol(H11Protocol):
@@ -30,6 +37,10 @@ class PatientProtocol(H11Protocol):
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
         """A request must be there within its time; its body has a limit of its own."""
         super().connection_made(transport)
+        place = transport.get_extra_info("socket")
+        place.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, BUFFER)
+        # Beyond that any byte that waits here means a client that does not read.
+        transport.set_write_buffer_limits(high=0)
         seconds = self.limits().read_seconds
         self.timer = self.loop.call_later(seconds, self.hang_up_if_silent)
 
@@ -43,7 +54,13 @@ class PatientProtocol(H11Protocol):
         self.flow.pause_writing()
         self.stop_timer()
         seconds = self.limits().write_seconds
-        self.timer = self.loop.call_later(seconds, self.transport.abort)
+        self.timer = self.loop.call_later(seconds, self.hang_up)
+
+    def hang_up(self) -> None:
+        """End the connection, and forget what the client has not taken."""
+        place = self.transport.get_extra_info("socket")
+        place.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, NO_LINGER)
+        self.transport.abort()
 
     def resume_writing(self) -> None:
         """The client reads again."""
@@ -67,7 +84,6 @@ def options(limits: Limits) -> dict[str, Any]:
     quiet = {"log_level": "warning", "access_log": False, "server_header": False}
     ways = {"http": PatientProtocol, "ws": "none", "proxy_headers": False}
     patience = {"timeout_keep_alive": 5, "timeout_graceful_shutdown": 5}
-    # A small buffer, so that a client that does not read is noticed.
     bounds = {"limit_concurrency": limits.connections, "backlog": 256}
     return {**quiet, **ways, **patience, **bounds}
 

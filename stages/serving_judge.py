@@ -6,13 +6,17 @@ Whether a streaming endpoint is right shows in what the client makes of it: no m
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import functools
+import json
 import threading
 import time
 from collections.abc import Callable, Iterable
+from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 from fastapi import FastAPI
+from starlette.requests import ClientDisconnect
 
 from stages.serving import serve_app
 from stages.serving_engine import Piece, QueueFull
@@ -103,6 +107,38 @@ def official_client() -> Any:
     from openai import OpenAI
 
     return OpenAI(api_key="none", max_retries=0, timeout=60)
+
+
+def vanish(build: Build, player: Player) -> None:
+    """The same from a client that is gone before the answer begins."""
+    app = build(player)
+    body = {"model": "m", "messages": TALK, "stream": True}
+    send_and_vanish(app, "/v1/chat/completions", body)
+
+
+def send_and_vanish(app: Any, path: str, body: dict[str, Any]) -> None:
+    """Hand a request to an application whose answer nobody takes, not even its head."""
+    letters = [{"type": "http.request", "body": json.dumps(body).encode()}]
+    headers = [(b"host", b"localhost"), (b"content-type", b"application/json")]
+    scope: Any = {"type": "http", "method": "POST", "path": path}
+    scope["headers"] = headers
+    scope |= {"http_version": "1.1", "query_string": b""}
+    # From this edition on a server says by an OSError that a client is gone.
+    scope |= {"asgi": {"version": "3.0", "spec_version": "2.4"}}
+
+    async def receive() -> Any:
+        return letters.pop() if letters else {"type": "http.disconnect"}
+
+    async def send(message: Any) -> None:
+        raise OSError("the client is gone")
+
+    async def run() -> None:
+        with contextlib.suppress(OSError, ClientDisconnect):
+            await app(scope, receive, send)
+
+    # In a thread of its own, because a notebook has a loop that runs already.
+    with ThreadPoolExecutor(1) as pool:
+        pool.submit(asyncio.run, run()).result()
 
 
 def wait_for_the_end(request: Played) -> None:

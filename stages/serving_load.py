@@ -9,6 +9,7 @@ from __future__ import annotations
 import asyncio
 import json
 import math
+import socket
 import time
 from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass, field
@@ -173,6 +174,9 @@ def summary(outcomes: Sequence[Outcome]) -> dict[str, float]:
     numbers["refused"] = 0
     for one in outcomes:
         numbers["refused"] += one.status == 429
+    ends = [one.ended for one in outcomes]
+    begins = [one.due for one in outcomes]
+    numbers["answered a second"] = len(whole) / (max(ends) - min(begins))
     for share in (50, 95, 99):
         numbers[f"first p{share}"] = percentile(firsts, share)
         numbers[f"gap p{share}"] = percentile(gaps, share)
@@ -192,6 +196,7 @@ def percentile(values: list[float], share: float) -> float:
 
 # --- bad manners: each takes an address, a body that would be in order, and a key -------------------
 
+SMALL = 2048  # bytes that the system takes for a client that does not read
 Manner = Callable[[str, Body, str], Awaitable[Outcome]]
 
 
@@ -279,21 +284,50 @@ async def drops(url: str, body: Body, key: str) -> Outcome:
     except (OSError, IndexError) as error:
         outcome.error = type(error).__name__
     writer.transport.abort()
+    outcome.error = outcome.error or "(it left by itself)"
     return outcome
 
 
-async def never_reads(url: str, body: Body, key: str) -> Outcome:
-    """A client that asks for much and takes nothing of it."""
+async def never_reads(
+    url: str, body: Body, key: str, patience: float = 60
+) -> Outcome:
+    """A client that asks for forty answers on one connection and takes nothing of them.
+
+    It stays until the server has had enough. Where that does not happen, it reads in the end, and its
+    status says so.
+    """
     outcome = Outcome(time.monotonic())
     data = json.dumps({**body, "stream": True, "max_tokens": 200}).encode()
-    reader, writer = await connect(url)
-    transport = writer.transport
-    assert isinstance(transport, asyncio.ReadTransport)
-    transport.pause_reading()
-    writer.write(head(url, path_of(body), len(data), key) + data)
-    await asyncio.sleep(5)
-    transport.abort()
+    start = head(url, path_of(body), len(data), key)
+    start = start.replace(b"HTTP/1.0", b"HTTP/1.1")  # which keeps the connection
+    loop, place = asyncio.get_running_loop(), urlsplit(url)
+    with socket.socket() as mute:
+        mute.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, SMALL)
+        mute.setblocking(False)
+        await loop.sock_connect(mute, (place.hostname, place.port))
+        await loop.sock_sendall(mute, 40 * (start + data))
+        while time.monotonic() - outcome.due < patience:
+            # What was reset shows here, without a byte being read.
+            if mute.getsockopt(socket.SOL_SOCKET, socket.SO_ERROR):
+                outcome.error = "(its connection was reset)"
+                return outcome
+            await asyncio.sleep(0.05)
+        outcome.status, outcome.error = await late_status(mute)
     return outcome
+
+
+async def late_status(place: socket.socket) -> tuple[int, str]:
+    """The status of an answer that nobody has read so far; none where the connection was reset."""
+    loop, got = asyncio.get_running_loop(), b""
+    try:
+        async with asyncio.timeout(5):
+            while part := await loop.sock_recv(place, 65_536):
+                got += part
+    except TimeoutError:
+        pass  # the server still waits
+    except OSError:
+        return 0, "(its connection was reset)"
+    return (int(got.split()[1]) if got else 0), "(all is kept for it)"
 
 
 async def hammers(url: str, body: Body, key: str) -> Outcome:

@@ -1,8 +1,7 @@
-"""Lesson 21's server of forty lines, as its cells write it, in front of a small model."""
+"""Lesson 21's small server, as its cells write it, in front of a small model."""
 
 from __future__ import annotations
 
-import ast
 import json
 import time
 from collections.abc import Iterator
@@ -18,6 +17,7 @@ from small_server import small_model, small_tokenizer, truth
 
 from stages.serving import serve_app
 from stages.serving_engine import Engine, QueueFull, Request
+from stages.serving_judge import send_and_vanish
 from stages.serving_text import Text
 
 SERVER = ("small-admit", "small-flow", "small-answer", "small-health")
@@ -60,22 +60,10 @@ def wanted(prompt: str, most: int = 12) -> str:
     return tokenizer.decode(made, skip_special_tokens=True)
 
 
-def lines_of_code(source: str) -> int:
-    """Lines without imports, docstrings and empty ones."""
-    skipped: set[int] = set()
-    for node in ast.walk(ast.parse(source)):
-        words = isinstance(node, ast.Expr) and isinstance(node.value, ast.Constant)
-        if words or isinstance(node, ast.Import | ast.ImportFrom):
-            skipped |= {*range(node.lineno, (node.end_lineno or 0) + 1)}
-    lines = enumerate(source.splitlines(), start=1)
-    return sum(
-        bool(line.strip()) and number not in skipped for number, line in lines
-    )
-
-
-def test_forty_lines_are_forty() -> None:
-    counts = [lines_of_code(cell("21", name)) for name in SERVER]
-    assert 38 <= sum(counts) <= 42, dict(zip(SERVER, counts, strict=True))
+def test_some_fifty_lines_are_some_fifty() -> None:
+    """Every line that is not empty counts, imports and docstrings with the others."""
+    lines = "\n".join(cell("21", name) for name in SERVER).splitlines()
+    assert 50 <= sum(bool(line.strip()) for line in lines) < 60
 
 
 def test_the_small_server_answers_as_generate_does_on_both_endpoints(
@@ -126,6 +114,17 @@ def test_a_client_that_leaves_the_small_servers_stream_frees_its_row(
         engine.step = step
     assert not engine.busy
     assert engine.counts["tokens"] - before < 100
+
+
+def test_the_small_server_frees_the_row_of_a_stream_that_never_began(
+    names: dict[str, Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    requests: list[Request] = []
+    monkeypatch.setattr(names["served"], "submit", requests.append)
+    body = {"prompt": PROMPT, "stream": True}
+    send_and_vanish(names["small"], "/v1/completions", body)
+    (request,) = requests
+    assert request.cancelled
 
 
 def test_the_small_server_refuses_what_it_has_no_room_for(

@@ -29,7 +29,8 @@ from tokenizers import normalizers
 from stages.serving import serve, serve_app
 from stages.serving_app import build_app
 from stages.serving_http import options
-from stages.serving_load import BAD_MANNERS, ask
+from stages.serving_judge import send_and_vanish
+from stages.serving_load import BAD_MANNERS, ask, head
 from stages.serving_protocol import Callers, digest
 from stages.serving_text import widest_token
 
@@ -231,6 +232,36 @@ def test_the_log_tells_who_and_how_much_and_never_what(url, caplog):
         assert "key-a" not in record.getMessage()
 
 
+@pytest.mark.parametrize(
+    "change, key, line",
+    [
+        ({"max_tokens": 0}, "key-a", "alice: refused, 400"),
+        ({"prompt": "my secret " * 100}, "key-a", "alice: refused, 413"),
+        ({}, "key-of-nobody", "-: refused, 401"),
+    ],
+)
+def test_a_request_that_is_refused_has_its_line_too(url, caplog, change, key, line):
+    with caplog.at_level(logging.DEBUG, logger="course.serving"):
+        send(url, {**BODY, **change}, key)
+    ours = [
+        one.getMessage() for one in caplog.records if one.name == "course.serving"
+    ]
+    assert ours == [line]
+
+
+def test_a_stream_of_which_not_even_the_head_can_be_sent_leaves_nothing(folder):
+    """Its generator never begins, so that what is freed in there would not be freed."""
+    app = build_app(folder, NAME, LIMITS, Callers())
+    serving = app.state.serving
+    requests = []
+    submit = serving.engine.submit
+    serving.engine.submit = lambda one: (requests.append(one), submit(one))
+    send_and_vanish(app, "/v1/completions", {**BODY, "stream": True})
+    (request,) = requests
+    assert request.cancelled and not serving.callers.active
+    assert serving.counts == {"answers_cancelled": 1}
+
+
 def test_one_caller_cannot_have_it_all(url):
     with ThreadPoolExecutor(12) as pool:
         body = {**BODY, "max_tokens": 64}
@@ -295,7 +326,32 @@ def test_a_client_that_reads_nothing_of_much_is_hung_up_on(folder):
             end = time.monotonic() + 20
             while not ended and time.monotonic() < end:
                 time.sleep(0.05)
-    assert ended
+            # Here, because the client's own going would end it too.
+            assert ended
+
+
+def test_a_client_that_never_reads_is_reset_and_gives_its_place_back(url):
+    """It does not leave by itself: the server's clock for writing is all that ends it."""
+    never_reads, _ = BAD_MANNERS["a client that never reads"]
+    outcome = asyncio.run(never_reads(url, BODY, "key-m", patience=10))
+    assert (outcome.status, outcome.error) == (0, "(its connection was reset)")
+    assert quiet(url)
+
+
+def test_a_client_that_reads_slowly_is_not_hung_up_on(url, wanted):
+    """It takes longer for all than the clock allows for a part, which begins anew each time."""
+    host, port = url.removeprefix("http://").split(":")
+    data = json.dumps({**BODY, "stream": True, "max_tokens": 200}).encode()
+    got, begin = b"", time.monotonic()
+    with socket.socket() as slow:
+        slow.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 2048)
+        slow.connect((host, int(port)))
+        slow.sendall(head(url, "/v1/completions", len(data), "key-a") + data)
+        while part := slow.recv(1024):
+            got += part
+            time.sleep(0.1)
+    assert time.monotonic() - begin > 2 * LIMITS.write_seconds
+    assert got.endswith(b"data: [DONE]\n\n")
 
 
 def test_an_answer_out_of_time_is_an_error_and_not_half_an_answer(folder):

@@ -119,6 +119,8 @@ def test_a_summary_counts_the_refused_apart_from_the_answered(url: str) -> None:
     row = summary(asyncio.run(both()))
     assert (row["sent"], row["answered"], row["refused"]) == (2, 1, 1)
     assert row["first p50"] == pytest.approx(row["first p99"])
+    outcomes = [Outcome(3.0, reason="stop", ended=4.0), Outcome(4.0, ended=4.5)]
+    assert summary(outcomes)["answered a second"] == pytest.approx(1 / 1.5)
 
 
 def test_a_caller_has_as_many_as_the_limit_and_not_one_more() -> None:

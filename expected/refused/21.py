@@ -5,6 +5,15 @@
 import uuid as ids_of
 
 
+async def freed_inside(content, request):
+    """What never begins has no end."""
+    try:
+        async for one in content:
+            yield one
+    finally:
+        request.cancelled = True
+
+
 def variant(**fault):
     """The solution with one thing wrong."""
 
@@ -14,43 +23,39 @@ def variant(**fault):
         async def chunks(body, request):
             first, text, reason = True, "", ""
             identity = ids_of.uuid4().hex
-            try:
-                while not reason:
-                    piece = await request.next()
-                    reason = piece.reason
-                    if reason == "error" and not fault.get("no_error"):
-                        yield event({"error": {"message": "the model failed"}})
-                        return
-                    text += piece.text
-                    if fault.get("at_once") and not reason:
-                        continue
-                    delta = {"content": text if fault.get("at_once") else piece.text}
-                    if fault.get("whole_text"):
-                        delta = {"content": text}
-                    if (first or fault.get("role_always")) and not fault.get("no_role"):
-                        delta["role"] = "assistant"
-                    first = False
-                    shown = None if fault.get("no_reason") else reason or None
-                    if fault.get("reason_always"):
-                        shown = "stop"
-                    yield event(
-                        {
-                            "id": ids_of.uuid4().hex if fault.get("new_ids") else identity,
-                            "object": fault.get("object", "chat.completion.chunk"),
-                            "choices": [
-                                {"index": 0, "delta": delta, "finish_reason": shown}
-                            ],
-                        }
-                    )
-                wanted = (body.get("stream_options") or {}).get("include_usage")
-                if wanted and not fault.get("no_usage"):
-                    yield event({"id": identity, "choices": [], "usage": request.usage,
-                                 "object": "chat.completion.chunk"})
-                if not fault.get("no_done"):
-                    yield b"data: [DONE]\n\n"
-            finally:
-                if not fault.get("no_cancel"):
-                    request.cancelled = True
+            while not reason:
+                piece = await request.next()
+                reason = piece.reason
+                if reason == "error" and not fault.get("no_error"):
+                    yield event({"error": {"message": "the model failed"}})
+                    return
+                text += piece.text
+                if fault.get("at_once") and not reason:
+                    continue
+                delta = {"content": text if fault.get("at_once") else piece.text}
+                if fault.get("whole_text"):
+                    delta = {"content": text}
+                if (first or fault.get("role_always")) and not fault.get("no_role"):
+                    delta["role"] = "assistant"
+                first = False
+                shown = None if fault.get("no_reason") else reason or None
+                if fault.get("reason_always"):
+                    shown = "stop"
+                yield event(
+                    {
+                        "id": ids_of.uuid4().hex if fault.get("new_ids") else identity,
+                        "object": fault.get("object", "chat.completion.chunk"),
+                        "choices": [
+                            {"index": 0, "delta": delta, "finish_reason": shown}
+                        ],
+                    }
+                )
+            wanted = (body.get("stream_options") or {}).get("include_usage")
+            if wanted and not fault.get("no_usage"):
+                yield event({"id": identity, "choices": [], "usage": request.usage,
+                             "object": "chat.completion.chunk"})
+            if not fault.get("no_done"):
+                yield b"data: [DONE]\n\n"
 
         @app.post("/v1/chat/completions")
         async def chat(body: dict):
@@ -58,9 +63,14 @@ def variant(**fault):
                 request = engine.submit(body)
             except QueueFull as error:
                 raise HTTPException(fault.get("full", 429), str(error)) from None
-            return StreamingResponse(
-                chunks(body, request), media_type="text/event-stream"
-            )
+            content = chunks(body, request)
+            if fault.get("in_the_generator"):
+                content = freed_inside(content, request)
+            if fault.get("no_cancel") or fault.get("in_the_generator"):
+                return StreamingResponse(content, media_type="text/event-stream")
+            stream = Stream(content)
+            stream.request = request
+            return stream
 
         return app
 
@@ -80,6 +90,7 @@ lesson.refuse(
         variant(no_usage=True),
         variant(no_done=True),
         variant(no_cancel=True),
+        variant(in_the_generator=True),
         variant(no_error=True),
         variant(full=503),
     ],
@@ -226,7 +237,7 @@ cards_well = cards
 
 def of_all(rate, gap, model, traffic, machine, share):
     load = planner.carry(model, traffic, machine, share)
-    return int(np.ceil(rate / load.requests)) if load.step <= gap else None
+    return int(np.ceil(rate / load.requests)) if load.gap <= gap else None
 
 
 def largest_batch_only(rate, gap, model, traffic, machine, share):
@@ -236,19 +247,27 @@ def largest_batch_only(rate, gap, model, traffic, machine, share):
 
 def promise_or_nothing(rate, gap, model, traffic, machine, share):
     load = planner.carry(model, traffic, machine, share)
-    if load.step > gap:
+    if load.gap > gap:
         return None
     return int(np.ceil(rate / (2 / 3 * load.requests)))
 
 
 def one_at_a_time(rate, gap, model, traffic, machine, share):
     load = planner.carry(model, traffic, machine, share, 1)
-    return int(np.ceil(rate / (2 / 3 * load.requests))) if load.step <= gap else None
+    return int(np.ceil(rate / (2 / 3 * load.requests))) if load.gap <= gap else None
+
+
+def nobody_reads(rate, gap, model, traffic, machine, share):
+    most = planner.largest_batch(model, traffic, machine)
+    loads = [planner.carry(model, traffic, machine, share, b) for b in range(1, most + 1)]
+    carried = [load.requests for load in loads if load.step <= gap]
+    return int(np.ceil(rate / (2 / 3 * max(carried)))) if carried else None
 
 
 lesson.refuse(
     "21.5",
     cards=[
+        nobody_reads,
         of_all,
         largest_batch_only,
         promise_or_nothing,

@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import argparse
 import json
+import logging
 import os
 import socket
 import subprocess
@@ -48,6 +49,7 @@ def app_from_settings() -> FastAPI:
 
     from stages.serving_app import build_app
 
+    keep_journal()
     given = json.loads(os.environ[SETTINGS])
     if given["workers"] > 1:
         end_with_parent(given["parent"])
@@ -56,6 +58,15 @@ def app_from_settings() -> FastAPI:
     hosts = tuple(given["hosts"])
     callers = Callers.from_environment()
     return build_app(given["folder"], given["name"], limits, callers, hosts)
+
+
+def keep_journal() -> None:
+    """Write the server's line for each request to the output, which `start` keeps in a file."""
+    lines = logging.StreamHandler()
+    lines.setFormatter(logging.Formatter("%(asctime)s %(message)s"))
+    journal = logging.getLogger("course.serving")
+    journal.addHandler(lines)
+    journal.setLevel(logging.INFO)
 
 
 @contextmanager

@@ -2,10 +2,12 @@
 
 import json
 import os
+import re
 import signal
 import subprocess
 import sys
 import time
+import urllib.error
 import urllib.request
 
 import psutil
@@ -74,6 +76,17 @@ def test_a_command_that_ends_at_once_says_why():
         broken.wait_for("http://127.0.0.1:9", seconds=60)
 
 
+def post(port, body, headers):
+    """The status of an answer."""
+    url = f"http://127.0.0.1:{port}/v1/completions"
+    letter = urllib.request.Request(url, json.dumps(body).encode(), headers)
+    try:
+        with urllib.request.urlopen(letter, timeout=60) as answer:
+            return answer.status
+    except urllib.error.HTTPError as error:
+        return error.code
+
+
 @pytest.mark.slow
 def test_start_and_stop_are_one_command_each(folder, tmp_path):
     port = free_port()
@@ -96,6 +109,17 @@ def test_start_and_stop_are_one_command_each(folder, tmp_path):
     facts = json.loads((tmp_path / "serving" / f"{port}.json").read_text())
     parent = psutil.Process(facts["pid"])
     family = [parent, *parent.children(recursive=True)]
+    letter = {"prompt": "my card", "max_tokens": 2, "temperature": 0}
+    for key, status in (("top-secret", 200), ("wrong", 401)):
+        headers = {
+            "Authorization": f"Bearer {key}",
+            "Content-Type": "application/json",
+        }
+        assert post(port, letter, headers) == status
+    journal = (tmp_path / "serving" / f"{port}.log").read_text()
+    assert re.search("ann: (length|stop), ", journal)
+    assert "-: refused, 401" in journal
+    assert "my card" not in journal
     # No key in what was written or in what every user can see of a process.
     for path in (tmp_path / "serving").iterdir():
         assert "top-secret" not in path.read_text()

@@ -109,7 +109,7 @@ def test_start_and_stop_are_one_command_each(folder, tmp_path):
     facts = json.loads((tmp_path / "serving" / f"{port}.json").read_text())
     parent = psutil.Process(facts["pid"])
     family = [parent, *parent.children(recursive=True)]
-    letter = {"prompt": "my card", "max_tokens": 2, "temperature": 0}
+    letter = {"model": folder.name, "prompt": "my card", "max_tokens": 2}
     for key, status in (("top-secret", 200), ("wrong", 401)):
         headers = {
             "Authorization": f"Bearer {key}",

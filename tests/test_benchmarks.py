@@ -82,7 +82,10 @@ def test_a_bar_that_is_not_reached_is_no_failure(monkeypatch, capsys):
 
 def test_a_benchmark_that_is_not_there_is_named(capsys):
     assert bench.main(["tokenisation"]) == 1
-    assert "choose of corpus, inference, memory, muon, packing" in capsys.readouterr().err
+    assert (
+        "choose of corpus, inference, memory, muon, packing"
+        in capsys.readouterr().err
+    )
 
 
 @pytest.mark.parametrize(

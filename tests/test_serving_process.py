@@ -88,7 +88,7 @@ def post(port, body, headers):
 
 
 @pytest.mark.slow
-def test_start_and_stop_are_one_command_each(folder, tmp_path):
+def test_start_and_stop_are_one_command_each(folder, tmp_path, request):
     port = free_port()
     environment = {**os.environ, "COURSE_BUILD": str(tmp_path)}
     environment |= {KEYS: "ann:top-secret", "PYTHONPATH": str(ROOT)}
@@ -104,6 +104,8 @@ def test_start_and_stop_are_one_command_each(folder, tmp_path):
         )
         return done.returncode, done.stdout + done.stderr
 
+    # Also when an assertion fails: the server is no child of this process.
+    request.addfinalizer(lambda: run("stop", "--port", str(port)))
     code, words = run("start", str(folder), "--port", str(port), "--workers", "2")
     assert code == 0 and f"http://127.0.0.1:{port}" in words
     facts = json.loads((tmp_path / "serving" / f"{port}.json").read_text())

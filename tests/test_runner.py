@@ -537,7 +537,7 @@ while psutil.pid_exists(pid) and psutil.Process(pid).status() != "zombie":
 def test_what_hangs_is_ended(course, monkeypatch, limits, message):
     monkeypatch.setenv("COURSE_BUILD", str(course.build))
     path = course.add(
-        "20_a.ipynb", PARAMETERS, "import time\nwhile True: time.sleep(1)"
+        "98_a.ipynb", PARAMETERS, "import time\nwhile True: time.sleep(1)"
     )
     hurried = Profile("smoke", "", *limits, threads=1)
     (result,) = runner.run_course([path], hurried, {"SEED": 42})

@@ -99,9 +99,9 @@ def lengths(notebook: NotebookNode) -> Iterator[str]:
         for line in lines(cell):
             if len(line) > 88 and "bootstrap" not in tags(cell):
                 yield f"a line of {len(line)} columns: {line.strip()[:40]}…"
-    ratio = round(words(notebook) / max(1, sum(sizes)), 1)
+    ratio = words(notebook) / max(1, sum(sizes))
     if not 6 <= ratio <= 10:
-        yield f"{ratio} words of prose for a line of code, not 6 to 10"
+        yield f"{ratio:.2f} words of prose for a line of code, not 6 to 10"
 
 
 def images(notebook: NotebookNode) -> Iterator[str]:

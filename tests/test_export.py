@@ -10,11 +10,11 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from small_decoder import small_decoder
 from transformers import (
     BertConfig,
     BertModel,
     DynamicCache,
-    LlamaConfig,
     LlamaForCausalLM,
 )
 
@@ -35,18 +35,7 @@ from utils.errors import CourseError
 
 @pytest.fixture(scope="module")
 def model() -> Any:
-    torch.manual_seed(0)
-    config = LlamaConfig(
-        vocab_size=60,
-        hidden_size=32,
-        intermediate_size=48,
-        num_hidden_layers=2,
-        num_attention_heads=4,
-        num_key_value_heads=2,
-        max_position_embeddings=64,
-        initializer_range=0.3,
-    )
-    return LlamaForCausalLM(config).eval()
+    return small_decoder(2)
 
 
 @pytest.fixture(scope="module")

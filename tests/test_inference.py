@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 import torch
-from transformers import LlamaConfig, LlamaForCausalLM
+from small_decoder import small_decoder
 
 from stages.inference import Engine, Request, run_all
 from utils.errors import CourseError
@@ -14,18 +14,7 @@ from utils.errors import CourseError
 
 @pytest.fixture(scope="module")
 def model() -> Any:
-    torch.manual_seed(0)
-    config = LlamaConfig(
-        vocab_size=60,
-        hidden_size=32,
-        intermediate_size=48,
-        num_hidden_layers=3,
-        num_attention_heads=4,
-        num_key_value_heads=2,
-        max_position_embeddings=64,
-        initializer_range=0.3,
-    )
-    return LlamaForCausalLM(config).eval()
+    return small_decoder(3)
 
 
 def requests(many: int) -> list[Request]:

@@ -41,6 +41,7 @@ class Names:
     peak: str
     files: str
     kills: str
+    swap: str
 
 
 OLD = Names(
@@ -48,8 +49,15 @@ OLD = Names(
     "memory.max_usage_in_bytes",
     "cache",
     "memory.oom_control",
+    "memory.memsw.limit_in_bytes",
 )
-NEW = Names("memory.max", "memory.peak", "file", "memory.events")
+NEW = Names(
+    "memory.max",
+    "memory.peak",
+    "file",
+    "memory.events",
+    "memory.swap.max",
+)
 
 
 @dataclass(frozen=True)
@@ -84,9 +92,11 @@ def group(limit: int) -> Iterator[tuple[Path, Names]]:
     folder.mkdir()
     try:
         (folder / names.limit).write_text(str(limit), encoding="ascii")
-        # There is no such file where there is no swap.
+        # The old interface limits memory and swap together, the new one swap alone.
+        together = limit if names is OLD else 0
+        # There is no such file where swap is not counted.
         with contextlib.suppress(OSError):
-            (folder / "memory.swap.max").write_text("0", encoding="ascii")
+            (folder / names.swap).write_text(str(together), encoding="ascii")
         yield folder, names
     finally:
         folder.rmdir()

@@ -94,3 +94,15 @@ def test_where_no_group_can_be_made_the_reason_is_said(monkeypatch):
     monkeypatch.setattr(containers.Path, "mkdir", refuse)
     monkeypatch.setattr(containers.Path, "write_text", refuse)
     assert containers.cannot_contain()
+
+
+def test_a_group_has_no_swap():
+    """What does not fit must not move to a disk, or the limit would seem to hold more than it does."""
+    if why := containers.cannot_contain():
+        pytest.skip(why)
+    with containers.group(1 << 28) as (folder, names):
+        path = folder / names.swap
+        if not path.exists():
+            pytest.skip("swap is not counted here")
+        together = 1 << 28 if names is containers.OLD else 0
+        assert int(path.read_text("utf-8")) == together

@@ -17,7 +17,7 @@ Pair = tuple[int, int, float]
 Words = frozenset[bytes]
 # Near duplicates share this much of their words.
 NEAR = 0.85
-# An estimate of 128 places errs by 0.03 on average: who seems this near is compared exactly.
+# An estimate of 128 places has a standard error of 0.03 there: who seems this near is compared exactly.
 SUSPECT = 0.75
 # Places of a signature, and how many in a row must agree before two signatures are compared.
 WIDTH = 128

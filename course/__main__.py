@@ -67,6 +67,8 @@ def parse(arguments: list[str] | None) -> Namespace:
     named = for_a_class or options.action in ("fetch", "elsewhere")
     if options.names and not named:
         parser.error("choose lessons with --only")
+    if options.action == "sync" and options.only:
+        parser.error("sync writes all that is generated: leave --only out")
     return options
 
 

@@ -185,7 +185,7 @@ def read_pattern(tokenizer: Any) -> str | None:
 
 
 def hash_tokenizer(tokenizer: Any) -> str:
-    """A hash of all that decides the ids: not of padding, which a call to a tokenizer changes."""
+    """A hash of what decides the ids of plain text: not of padding, which a call changes."""
     state = json.loads(tokenizer.backend_tokenizer.to_str())
     del state["padding"]
     del state["truncation"]

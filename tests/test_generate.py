@@ -11,6 +11,7 @@ import nbformat
 import pytest
 
 from conftest import PARAMETERS
+from course import __main__ as command
 from course import checkout, generate, notebooks, results, sources
 from utils import artifacts
 from utils.errors import ROOT, CourseError
@@ -70,6 +71,12 @@ def test_sync_once_is_enough_and_stale_is_found(two):
     )
     assert path in generate.sync(write_it=False)
     assert generate.sync() != [] and generate.sync() == []
+
+
+def test_sync_does_not_promise_to_write_less_than_all(capsys):
+    with pytest.raises(SystemExit):
+        command.parse(["sync", "--only", "00"])
+    assert "leave --only out" in capsys.readouterr().err
 
 
 def test_a_notebook_saved_by_another_program_is_not_stale(two):

@@ -123,6 +123,36 @@ def test_every_namespace_is_another_one(caged_process):
         assert len({inside[name], outside[name], warden[name]}) == 3, name
 
 
+# The memory makes each copy take long enough for the other thread to ask for its turn.
+AMONG_THREADS = """
+import os, threading
+from stages.cage import kernel
+
+memory = bytearray(b"x") * 300_000_000
+over = threading.Event()
+
+def spin():
+    while not over.is_set():
+        pass
+
+threading.Thread(target=spin, daemon=True).start()
+for _ in range(5):
+    pid = kernel.clone(kernel.NAMESPACES)
+    if pid == 0:
+        sum(range(1000))
+        os._exit(0)
+    print(os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]), flush=True)
+over.set()
+"""
+
+
+@caged
+def test_a_copy_does_not_wait_for_a_thread_it_does_not_have():
+    command = [sys.executable, "-c", AMONG_THREADS]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=120)
+    assert done.stdout.split() == ["0"] * 5, done.stderr
+
+
 @caged
 def test_no_right_is_left(caged_process):
     status = status_of(caged_process)

@@ -3,9 +3,12 @@
 from __future__ import annotations
 
 import ctypes
+import itertools
+import operator
 import os
 import platform
 import sys
+from functools import partial
 
 if sys.platform != "linux":
     raise ImportError("these are system calls of Linux")
@@ -72,19 +75,25 @@ def system_call(name: str, *arguments: object) -> int:
 
 
 def clone(flags: int) -> int:
-    """A fork whose child stands in new namespaces: 0 in the child, its number in the parent."""
+    """A fork whose child stands in new namespaces: 0 in the child, its number in the parent.
+
+    Between the call and the repairs that Python makes in a child, no step of Python may be taken. If
+    another thread has just asked for the interpreter's lock, the child would give it away at that step,
+    to a thread that it does not have, and wait for ever. So the call and what follows it are a chain of
+    iterators, which `list` draws through without a step between.
+    """
     hooks = ctypes.pythonapi
+    # Whether it is the parent says which of the two follows.
+    repairs = (hooks.PyOS_AfterFork_Child, hooks.PyOS_AfterFork_Parent)
+    number = ctypes.c_long(NUMBERS[machine()]["clone"])
+    arguments = (ctypes.c_long(flags | SIGCHLD), 0, 0, 0, 0)
+    call = partial(libc.syscall, number, *arguments)
+    results, known = itertools.tee(map(operator.call, [call]))
+    chosen = map(partial(operator.getitem, repairs), map(bool, results))
     hooks.PyOS_BeforeFork()
-    try:
-        pid = system_call("clone", ctypes.c_long(flags | SIGCHLD), 0, 0, 0, 0)
-    except KernelError:
-        hooks.PyOS_AfterFork_Parent()
-        raise
-    if pid == 0:
-        hooks.PyOS_AfterFork_Child()
-    else:
-        hooks.PyOS_AfterFork_Parent()
-    return pid
+    list(map(operator.call, chosen))
+    (pid,) = known
+    return checked(pid, "clone")
 
 
 def mount(

@@ -346,9 +346,16 @@ def run(folder: Path, only: str | None) -> int:
         handed = [one for one in submissions if one.lesson == lesson]
         print(f"{lesson.stem}: {len(handed)} handed in", flush=True)
         rows += judge(lesson, handed)
-    rows.sort(
-        key=lambda line: (line["exercise"][:2], line["who"], line["exercise"])
-    )
-    print(table(rows))
-    print(f"as a spreadsheet: {short_path(write_csv(rows))}")
+        # Whoever interrupts the next lesson keeps this one.
+        write_csv(in_order(rows))
+    print(table(in_order(rows)))
+    print(f"as a spreadsheet: {short_path(write_csv(in_order(rows)))}")
     return 0
+
+
+def in_order(rows: list[Facts]) -> list[Facts]:
+    """The rows by lesson, then by who handed in, then by exercise."""
+    return sorted(
+        rows,
+        key=lambda line: (line["exercise"][:2], line["who"], line["exercise"]),
+    )

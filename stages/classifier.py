@@ -60,7 +60,7 @@ class ClassifierRecipe(Plan):
 
 
 def make_classifier(recipe: ClassifierRecipe) -> Any:
-    """The pretrained encoder with its head, in float32; its word vectors are not trained."""
+    """The pretrained encoder with its head, in float32; its embeddings are not trained."""
     model = AutoModelForSequenceClassification.from_pretrained(
         recipe.weights,
         dtype=torch.float32,

@@ -308,6 +308,28 @@ def test_the_control_is_the_courses_own_solutions():
     assert not any("lesson.solution" in text for text in control.answers.values())
 
 
+def test_whoever_interrupts_keeps_the_lessons_that_are_judged(
+    handed, monkeypatch, tmp_path
+):
+    monkeypatch.setenv("COURSE_BUILD", str(tmp_path / "build"))
+    monkeypatch.setattr(grade.sys, "platform", "linux")
+    path = next(handed.rglob("*.ipynb"))
+    (handed / "kim-06_special_tokens_and_templates.ipynb").write_bytes(
+        path.read_bytes()
+    )
+
+    def judge(lesson, submissions):
+        if lesson.stem.startswith("06"):
+            raise KeyboardInterrupt
+        return [grade.row("kim", "05.1", "pass", "")]
+
+    monkeypatch.setattr(grade, "judge", judge)
+    with pytest.raises(KeyboardInterrupt):
+        grade.run(handed, None)
+    kept = (tmp_path / "build/grading/verdicts.csv").read_text("utf-8")
+    assert "kim,05.1,pass" in kept
+
+
 @caged
 @pytest.mark.slow
 def test_a_class_is_graded(handed, capsys, monkeypatch, tmp_path):

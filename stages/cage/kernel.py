@@ -89,7 +89,7 @@ def clone(flags: int) -> int:
     arguments = (ctypes.c_long(flags | SIGCHLD), 0, 0, 0, 0)
     call = partial(libc.syscall, number, *arguments)
     results, known = itertools.tee(map(operator.call, [call]))
-    chosen = map(partial(operator.getitem, repairs), map(bool, results))
+    chosen = map(repairs.__getitem__, map(bool, results))
     hooks.PyOS_BeforeFork()
     list(map(operator.call, chosen))
     (pid,) = known

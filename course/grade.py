@@ -345,11 +345,11 @@ def run(folder: Path, only: str | None) -> int:
     for lesson in sorted(lessons):
         handed = [one for one in submissions if one.lesson == lesson]
         print(f"{lesson.stem}: {len(handed)} handed in", flush=True)
-        rows += judge(lesson, handed)
+        rows = in_order(rows + judge(lesson, handed))
         # Whoever interrupts the next lesson keeps this one.
-        write_csv(in_order(rows))
-    print(table(in_order(rows)))
-    print(f"as a spreadsheet: {short_path(write_csv(in_order(rows)))}")
+        write_csv(rows)
+    print(table(rows))
+    print(f"as a spreadsheet: {short_path(write_csv(rows))}")
     return 0
 
 

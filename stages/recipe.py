@@ -18,6 +18,7 @@ from pydantic import BaseModel, ConfigDict, Field, PositiveInt, ValidationError
 from transformers import CONFIG_MAPPING, AutoConfig, AutoModelForCausalLM
 from transformers.pytorch_utils import Conv1D
 
+from stages.muon import Muon
 from utils.errors import CourseError, build_folder
 
 # What may change when a run goes on: it concerns the machine, the disk and the screen.
@@ -262,7 +263,7 @@ def make_optimizers(model: Any, recipe: Recipe) -> list[torch.optim.Optimizer]:
     optimizers: list[torch.optim.Optimizer] = [adamw]
     if muon:
         rate = recipe.matrix_rate
-        optimizers.append(torch.optim.Muon(matrices, lr=rate, weight_decay=decay))
+        optimizers.append(Muon(matrices, lr=rate, weight_decay=decay))
     for optimizer in optimizers:
         for group in optimizer.param_groups:
             group["full_rate"] = group["lr"]

@@ -373,7 +373,7 @@ class Loader(IterableDataset):
         info = get_worker_info()
         worker, workers = (info.id, info.num_workers) if info else (0, 1)
         stop = math.inf if self.stop is None else self.stop
-        # gather several batches at a time; the workers take such groups in turn
+        # gather several batches at a time; of the batches the workers take turns
         tokens = self.batch * self.split.header["block"]
         group = max(1, GATHERED_TOGETHER // tokens)
         mine = self.rank + self.world * np.arange(self.batch)

@@ -1,8 +1,8 @@
 """Translators that are asked and trained in one way: a frozen reader with a new writer, and a T5.
 
 system = own_system(build_own(writer, 42), reader, writer)
-points = fit(system, train, validation, arguments)
-translate(system, test, num_beams=4)
+points = fit(system, train, validation, judge, arguments)
+translate(system, test, 48, num_beams=4)
 """
 
 from __future__ import annotations

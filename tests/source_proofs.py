@@ -46,9 +46,10 @@ def numpy_force() -> str:
     weight = torch.ones(2, requires_grad=True)
     refused = "requires grad" in error_of(weight.numpy, "requires grad")
     forced = weight.numpy(force=True)
-    same = forced.tolist() == [1.0, 1.0]
-    words = "with force=True detached and copied, without it an error"
-    return words if refused and same else "something else"
+    forced[0] = 3
+    shared = weight.tolist() == [3.0, 1.0]
+    words = "with force=True detached, in the same memory; without it an error"
+    return words if refused and shared else "something else"
 
 
 def xl_size() -> str:

@@ -52,6 +52,12 @@ def test_a_link_in_code_is_left_alone():
     assert links.relead(text, "docs").count("](../LICENSE)") == 2
 
 
+def test_the_words_of_a_picture_keep_their_spaces():
+    text = "before\n\n![a `step` and\nwhat it costs](images/09_loop.svg)\nbehind"
+    wanted = "before\n\n![a `step` and what it costs](images/09_loop.svg)\nbehind"
+    assert links.relead(text, "notebooks") == wanted
+
+
 def test_a_badge_of_another_host_is_in_no_page():
     badge = (
         "[![CI](https://a.org/ci.yml/badge.svg)](https://a.org/ci.yml) [![x](y)](z)"
@@ -113,6 +119,33 @@ def test_a_solution_is_folded_and_a_header_says_where_to_run(tmp_path):
 
 
 # terms ------------------------------------------------------------------------------------------
+
+
+def test_a_helper_that_a_notebook_hides_is_folded_with_its_output_in_sight():
+    cell = {
+        "cell_type": "code",
+        "id": "drawing",
+        "source": ["# @title Drawing: one figure\n", "draw()"],
+        "metadata": {"jupyter": {"source_hidden": True}},
+        "outputs": [],
+    }
+    lessons.prepare(cell, "00", {}, "en")
+    assert cell["metadata"]["tags"] == ["hide-input"]
+    words = cell["metadata"]["mystnb"]["code_prompt_show"]
+    assert words == "Drawing: one figure"
+
+
+def test_a_word_of_another_sense_is_a_term_and_stands_in_its_lesson():
+    known = {term.names[0]: term for term in terms.glossary()}
+    for page, names in terms.OTHER_SENSE.items():
+        notebook = json.loads((ROOT / f"{page}.ipynb").read_text("utf-8"))
+        prose = "\n".join(
+            "".join(cell["source"])
+            for cell in notebook["cells"]
+            if cell["cell_type"] == "markdown"
+        )
+        for name in names:
+            assert terms.find_term(known[name], prose), f"{name} is not in {page}"
 
 
 def test_the_glossary_is_read_whole():

@@ -115,6 +115,17 @@ def fold(cell: Cell, words: str) -> None:
     }
 
 
+def fold_code(cell: Cell) -> None:
+    """Show the code of a helper only to those who ask, and what it printed to everybody."""
+    first = source(cell).splitlines()[0]
+    words = re.sub(r"#\s*@title\s*", "", first)
+    cell["metadata"]["tags"] = [*tags(cell), "hide-input"]
+    cell["metadata"]["mystnb"] = {
+        "code_prompt_show": words,
+        "code_prompt_hide": words,
+    }
+
+
 def prepare(cell: Cell, name: str, facts: Facts, language: str) -> None:
     """Make one cell fit for a page."""
     text = source(cell)
@@ -127,8 +138,10 @@ def prepare(cell: Cell, name: str, facts: Facts, language: str) -> None:
         return
     if "solution" in tags(cell):
         fold(cell, re.sub(r"#\s*@title\s*", "", text.splitlines()[0]))
-    if "bootstrap" in tags(cell):
+    elif "bootstrap" in tags(cell):
         fold(cell, "Set-up")
+    elif cell["metadata"].get("jupyter", {}).get("source_hidden"):
+        fold_code(cell)
     folder = Path(name)
     for number, output in enumerate(cell["outputs"]):
         path = folder / f"{cell['id']}-{number}.png"

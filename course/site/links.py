@@ -15,6 +15,8 @@ MODULES = re.compile(r"(utils|stages)/(\w+)\.py")
 BRANCH = "main"
 # A badge is a picture of another host, and a page asks none.
 BADGES = re.compile(r"(?m)^\[!\[.*/badge\.svg.*\n")
+# What a picture shows, in words, which may run over several lines.
+ALT = re.compile(r"!\[[^\]\[]*\]\(")
 
 
 def in_repository(path: str, kind: str = "blob") -> str:
@@ -47,13 +49,18 @@ def lead(target: str, folder: str) -> str:
     return in_repository(place, kind) + mark + anchor
 
 
+def on_one_line(found: re.Match[str]) -> str:
+    """The words of a picture without line breaks, which Sphinx drops together with the space."""
+    return " ".join(found[0].split())
+
+
 def relead(text: str, folder: str) -> str:
     """Markdown whose links fit the site, without badges; code is left alone."""
 
     def led(link: re.Match[str]) -> str:
         return link[1] + lead(link[2], folder)
 
-    text = BADGES.sub("", text)
+    text = ALT.sub(on_one_line, BADGES.sub("", text))
     parts = CODE.split(text)
     for place in range(0, len(parts), 2):
         part = parts[place]

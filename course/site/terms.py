@@ -13,6 +13,12 @@ ENTRY = re.compile(r"^- \*\*(.+?)\*\*: (.+?)(?=\n- |\n\n|\n#|\Z)", re.M | re.S)
 # Ordinary words besides: only where a lesson sets one in bold does it speak of the term.
 ORDINARY = {"power", "head", "step", "seed", "forgetting", "block", "rank"}
 ORDINARY |= {"document", "parameter", "bootstrap", "stride", "recipe", "batch"}
+# Where a lesson's own use of a word is another than the glossary's.
+OTHER_SENSE = {
+    "notebooks/07_training_a_tokenizer": {"rank", "encoder"},
+    "notebooks/08_from_text_to_batches": {"stride", "utilization"},
+    "notebooks/13_finetuning_with_the_trainer": {"step"},
+}
 
 
 @dataclass(frozen=True)

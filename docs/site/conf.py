@@ -23,6 +23,8 @@ myst_heading_anchors = 4
 myst_links_external_new_tab = False
 suppress_warnings = ["mystnb.unknown_mime_type"]
 html_math_renderer = "mathml"
+# A quotation to the letter keeps its marks, and so do tokens outside of code.
+smartquotes = False
 
 html_theme = "furo"
 html_title = project

@@ -98,7 +98,10 @@ def show_terms(app: Sphinx, doctree: nodes.document, name: str) -> None:
         for key, _, kind, page, anchor, _ in app.env.domains["std"].get_objects()
         if kind == "term"
     }
+    other = terms.OTHER_SENSE.get(name, set())
     for term in terms.glossary():
+        if term.names[0] in other:
+            continue
         texts = places_of(doctree)
         if is_glossary:
             texts = [node for node in texts if not within(node, term)]

@@ -6,6 +6,7 @@ and the address in `pyproject.toml`, so that one `sync` after a change brings al
 
 from __future__ import annotations
 
+import hashlib
 import math
 import re
 import tomllib
@@ -159,7 +160,21 @@ def questions_of(number: str, folder: Path = QUESTIONS) -> list[Facts]:
         if len(right) != 1 or not all(choice.get("why") for choice in choices):
             what = f"a question wants one right choice, and a reason for each: {question['ask']}"
             raise CourseError(what, path, "mend the question")
+        question["choices"] = shuffled(choices)
     return questions
+
+
+def shuffled(choices: list[Facts]) -> list[Facts]:
+    """Choices in an order that follows from their words, since a writer puts the right one first.
+
+    >>> [choice["text"] for choice in shuffled([{"text": "one"}, {"text": "two"}])]
+    ['two', 'one']
+    """
+
+    def drawn(choice: Facts) -> str:
+        return hashlib.sha256(choice["text"].encode()).hexdigest()
+
+    return sorted(choices, key=drawn)
 
 
 def places() -> list[Facts]:

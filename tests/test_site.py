@@ -135,6 +135,16 @@ def test_a_helper_that_a_notebook_hides_is_folded_with_its_output_in_sight():
     assert words == "Drawing: one figure"
 
 
+def test_a_table_stands_between_what_was_printed_before_and_behind_it(tmp_path):
+    def stream(text, name="stdout"):
+        return {"output_type": "stream", "name": name, "text": [text]}
+
+    table = {"output_type": "display_data", "data": {}, "metadata": {}}
+    outputs = [stream("a"), stream("b"), table, stream("c"), stream("d", "stderr")]
+    joined = lessons.join_streams(outputs)
+    assert [one.get("text") for one in joined] == ["ab", None, ["c"], ["d"]]
+
+
 def test_a_word_of_another_sense_is_a_term_and_stands_in_its_lesson():
     known = {term.names[0]: term for term in terms.glossary()}
     for page, names in terms.OTHER_SENSE.items():

@@ -106,6 +106,19 @@ def plain(output: Any, path: Path) -> Any:
     return output
 
 
+def join_streams(outputs: list[Any]) -> list[Any]:
+    """Outputs in which what was printed in one go is one output; a table between two keeps them apart."""
+    joined: list[Any] = []
+    for output in outputs:
+        last = joined[-1] if joined else {}
+        if output["output_type"] == "stream" and last.get("name") == output["name"]:
+            text = "".join(last["text"]) + "".join(output["text"])
+            joined[-1] = {**last, "text": text}
+        else:
+            joined.append(output)
+    return joined
+
+
 def fold(cell: Cell, words: str) -> None:
     """Show a cell, outputs included, only to those who ask."""
     cell["metadata"]["tags"] = [*tags(cell), "hide-cell"]
@@ -142,6 +155,7 @@ def prepare(cell: Cell, name: str, facts: Facts, language: str) -> None:
         fold(cell, "Set-up")
     elif cell["metadata"].get("jupyter", {}).get("source_hidden"):
         fold_code(cell)
+    cell["outputs"] = join_streams(cell["outputs"])
     folder = Path(name)
     for number, output in enumerate(cell["outputs"]):
         path = folder / f"{cell['id']}-{number}.png"

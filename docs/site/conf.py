@@ -16,7 +16,6 @@ release = os.environ.get("COURSE_COMMIT", "")
 extensions = ["myst_nb", "extension"]
 # Outputs are those of the committed lessons.
 nb_execution_mode = "off"
-nb_merge_streams = True
 myst_enable_extensions = ["dollarmath", "attrs_block", "attrs_inline", "html_image"]
 myst_heading_anchors = 4
 # A lesson may link to a heading by the name that GitHub gives it.

@@ -1,5 +1,7 @@
 """What the pages take beside Sphinx's own: formulas without a script, terms with their meaning."""
 
+import re
+
 from docutils import nodes
 from latex2mathml.converter import convert
 from sphinx.application import Sphinx
@@ -17,10 +19,20 @@ NOT_IN = (
 )
 
 
+# What the converter sets without a space: a function beside its argument, and a sign it takes for a name.
+FUNCTION = re.compile(r"(?<=</mi>)(?=<mi>(?:ln|log|exp|sin|cos)</mi>)")
+ARGUMENT = re.compile(
+    r"(<mi>(?:ln|log|exp|sin|cos)</mi>)(?=<m(?:i|n|sub|sup|frac)>)"
+)
+THIN = '<mspace width="0.167em"/>'
+
+
 def mathml(node: nodes.Node, display: str) -> str:
     """A formula as MathML, which needs neither a script nor a font of ours."""
     text = node.astext().replace("×", r"\times ").replace("·", r"\cdot ")
-    return convert(text, display=display)
+    formula = convert(text, display=display).replace("<mi>≈</mi>", "<mo>≈</mo>")
+    formula = ARGUMENT.sub(rf"\1{THIN}", formula)
+    return FUNCTION.sub(THIN, formula)
 
 
 def draw_inline(self, node: nodes.Node) -> None:

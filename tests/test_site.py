@@ -2,6 +2,7 @@
 
 import ast
 import base64
+import importlib.util
 import json
 
 import pytest
@@ -179,6 +180,45 @@ def test_the_glossary_is_read_whole():
 def test_a_term_is_found_as_a_word(name, text, wanted):
     match = terms.find_term(terms.Term((name,), ""), text)
     assert (match and match[0]) == wanted
+
+
+@pytest.mark.parametrize(
+    "name, text, place",
+    [
+        ("attention", "the attention mask hides what attention may see", 30),
+        ("attention", "a paged attention, nothing else", None),
+        ("encoder", "an encoder–decoder is more than an encoder", 35),
+        ("decoder", "an encoder–decoder", None),
+        ("KV cache", "its key–value cache", 4),
+    ],
+)
+def test_a_part_of_a_longer_term_is_another_term(name, text, place):
+    known = terms.glossary()
+    (term,) = [one for one in known if one.names[0] == name]
+    match = terms.find_term(term, text, known)
+    assert (match and match.start()) == place
+
+
+def test_a_lesson_shows_the_longer_term_where_the_shorter_is_a_part_of_it():
+    core = pytest.importorskip("docutils.core")
+    nodes = pytest.importorskip("docutils.nodes")
+    pytest.importorskip("sphinx")
+    path = ROOT / "docs" / "site" / "extension.py"
+    spec = importlib.util.spec_from_file_location("extension", path)
+    extension = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(extension)
+    page = core.publish_doctree(
+        "The **attention mask** tells attention what to see."
+    )
+    texts = list(page.findall(nodes.Text))
+    known = terms.glossary()
+    found = {}
+    for name in ("attention", "attention mask"):
+        (term,) = [one for one in known if one.names[0] == name]
+        node, match = extension.first_use(term, texts, known)
+        found[name] = (node.astext(), match.start())
+    assert found["attention mask"] == ("attention mask", 0)
+    assert found["attention"] == (" tells attention what to see.", 7)
 
 
 def test_the_page_of_the_glossary_names_the_lessons():

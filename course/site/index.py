@@ -1,7 +1,8 @@
 """The index that the search of the site reads: one entry for each section of each page.
 
-It is a script and not a data file, because a page opened from a folder may load the one and not the
-other. It is loaded when somebody begins to search.
+It is made of scripts and not of data files, because a page opened from a folder may load the one and not
+the other. `index.js` has the titles, which are found at once; the texts follow in parts, those of other
+languages only for who searches in one. Nothing is loaded before somebody begins to search.
 """
 
 from __future__ import annotations
@@ -9,6 +10,9 @@ from __future__ import annotations
 import json
 from html.parser import HTMLParser
 from pathlib import Path
+from typing import Any
+
+from course.site.languages import NAMES
 
 HEADINGS = {"h1", "h2", "h3", "h4", "dt"}
 # Elements without an end.
@@ -17,6 +21,10 @@ LEFT_OUT = {"script", "style", "nav", "form", "svg"}
 # What a run printed is left out: who looks for a word wants the place that speaks of it.
 OUTPUTS = "cell_output"
 NO_PAGES = {"search.html", "genindex.html"}
+# The rows of a lesson's last fold stand in docs/sources.html as well, each with its lesson.
+SAID_ELSEWHERE = "What the sources say of this lesson"
+# Characters of text in one part.
+PART = 250_000
 
 
 class Sections(HTMLParser):
@@ -75,9 +83,18 @@ class Sections(HTMLParser):
         kinds = [kind for _, kind in self.open]
         if not self.around or "left out" in kinds:
             return
+        if data.startswith(SAID_ELSEWHERE):
+            self.leave_fold_out()
+            return
         section = self.sections[self.around[-1]]
         part = "title" if {name for name, _ in self.open} & HEADINGS else "text"
         section[part] += data
+
+    def leave_fold_out(self) -> None:
+        """Read no more of the fold that is open."""
+        for place, (name, _) in enumerate(self.open):
+            if name == "details":
+                self.open[place] = (name, "left out")
 
 
 def sections_of(page: str) -> list[dict[str, str]]:
@@ -94,9 +111,44 @@ def sections_of(page: str) -> list[dict[str, str]]:
     return [part for part in reader.sections if part["title"] or part["text"]]
 
 
+def parts_of(names: list[str], texts: list[str]) -> list[list[int]]:
+    """Where each part begins and ends: neighbours in one language, up to so many characters.
+
+    >>> parts_of(["a.html", "docs/b.html", "ko/a.html"], ["x", "y", "z"])
+    [[0, 2], [2, 3]]
+    """
+    parts: list[list[int]] = []
+    size = 0
+    before = ""
+    for place, (name, text) in enumerate(zip(names, texts)):
+        language = language_of(name)
+        if not parts or language != before or size + len(text) > PART:
+            parts.append([place, place])
+            size = 0
+        parts[-1][1] = place + 1
+        size += len(text)
+        before = language
+    return parts
+
+
+def language_of(name: str) -> str:
+    """The folder of a page's language; nothing for English."""
+    folder = name.partition("/")[0]
+    return folder if folder in NAMES else ""
+
+
+def write_script(file: Path, function: str, *values: Any) -> None:
+    """A script that hands values to a function of the page."""
+    said = [
+        json.dumps(v, ensure_ascii=False, separators=(",", ":")) for v in values
+    ]
+    file.write_text(f"window.{function}({','.join(said)});\n", encoding="utf-8")
+
+
 def write_index(folder: Path) -> int:
     """Write the index of all pages of a folder; how many pages there are."""
     entries: list[list[str]] = []
+    texts: list[str] = []
     paths = sorted(folder.rglob("*.html"))
     for path in paths:
         name = path.relative_to(folder).as_posix()
@@ -107,11 +159,14 @@ def write_index(folder: Path) -> int:
         if found:
             page = found[0]["title"]
         for section in found:
-            entries.append(
-                [name, section["id"], page, section["title"], section["text"]]
-            )
-    body = json.dumps(entries, ensure_ascii=False, separators=(",", ":"))
-    script = f"window.courseIndex({body});\n"
-    file = folder / "_static" / "index.js"
-    file.write_text(script, encoding="utf-8")
+            entries.append([name, section["id"], page, section["title"]])
+            texts.append(section["text"])
+    names = [entry[0] for entry in entries]
+    parts = parts_of(names, texts)
+    place = folder / "_static"
+    for number, (first, end) in enumerate(parts):
+        file = place / f"index-{number}.js"
+        write_script(file, "courseTexts", number, first, texts[first:end])
+    foreign = [bool(language_of(names[first])) for first, _ in parts]
+    write_script(place / "index.js", "courseIndex", entries, foreign)
     return len(paths)

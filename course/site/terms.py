@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import functools
 import re
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -14,7 +15,7 @@ ENTRY = re.compile(r"^- \*\*(.+?)\*\*: (.+?)(?=\n- |\n\n|\n#|\Z)", re.M | re.S)
 ORDINARY = {"power", "head", "step", "seed", "forgetting", "block", "rank"}
 ORDINARY |= {"document", "parameter", "bootstrap", "stride", "recipe", "batch"}
 # Where a lesson's own use of a word is another than the glossary's.
-OTHER_SENSE = {
+OTHER_SENSE: dict[str, set[str]] = {
     "notebooks/07_training_a_tokenizer": {"rank", "encoder"},
     "notebooks/08_from_text_to_batches": {"stride", "utilization"},
     "notebooks/13_finetuning_with_the_trainer": {"step"},
@@ -60,15 +61,34 @@ def pattern_of(name: str) -> re.Pattern[str]:
     """
     words = re.escape(name).replace(r"\ ", r"[\s-]").replace("'", "['’]")
     loose = name.islower()
-    return re.compile(rf"(?<![\w-]){words}(?:e?s)?(?![\w-])", re.I if loose else 0)
+    return re.compile(
+        rf"(?<![\w–-]){words}(?:e?s)?(?![\w–-])", re.I if loose else 0
+    )
 
 
-def find_term(term: Term, text: str) -> re.Match[str] | None:
-    """Where a text first says a term, under any of its names."""
+def longer_names(name: str, known: Sequence[Term]) -> list[str]:
+    """The names of other terms that this one is a part of.
+
+    >>> longer_names("attention", [Term(("attention mask", "attention"), "")])
+    ['attention mask']
+    """
+    names = [other for term in known for other in term.names]
+    return [
+        other for other in names if other != name and pattern_of(name).search(other)
+    ]
+
+
+def find_term(
+    term: Term, text: str, known: Sequence[Term] = ()
+) -> re.Match[str] | None:
+    """Where a text first says a term, under any of its names, and not as a part of a longer one."""
     for name in term.names:
-        match = pattern_of(name).search(text)
-        if match:
-            return match
+        longer = [pattern_of(other) for other in longer_names(name, known)]
+        taken = [found.span() for one in longer for found in one.finditer(text)]
+        for match in pattern_of(name).finditer(text):
+            start, end = match.span()
+            if not any(first <= start and end <= last for first, last in taken):
+                return match
     return None
 
 

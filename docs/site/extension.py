@@ -73,11 +73,11 @@ def is_cell(node: nodes.Node) -> bool:
     return isinstance(node, nodes.container) and "cell" in node["classes"]
 
 
-def first_use(term: terms.Term, texts: list[nodes.Text]):
+def first_use(term: terms.Term, texts: list[nodes.Text], known: list[terms.Term]):
     """The text that first says a term: in bold where there is one, since there it is explained."""
     found = []
     for node in texts:
-        match = terms.find_term(term, node.astext())
+        match = terms.find_term(term, node.astext(), known)
         if match:
             found.append((node, match))
     bold = [pair for pair in found if isinstance(pair[0].parent, nodes.strong)]
@@ -111,13 +111,14 @@ def show_terms(app: Sphinx, doctree: nodes.document, name: str) -> None:
         if kind == "term"
     }
     other = terms.OTHER_SENSE.get(name, set())
-    for term in terms.glossary():
+    glossary = terms.glossary()
+    for term in glossary:
         if term.names[0] in other:
             continue
         texts = places_of(doctree)
         if is_glossary:
             texts = [node for node in texts if not within(node, term)]
-        found = first_use(term, texts)
+        found = first_use(term, texts, glossary)
         if found and term.names[0] in known:
             page, anchor = known[term.names[0]]
             address = app.builder.get_relative_uri(name, page) + "#" + anchor

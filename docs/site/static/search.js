@@ -1,5 +1,6 @@
-// The search of the course's pages. The index is a script, so that it loads from a folder, too;
-// course/site/index.py writes it: page, anchor, title of the page, title and text of the section.
+// The search of the course's pages. The index is made of scripts, so that it loads from a folder, too;
+// course/site/index.py writes it: first page, anchor, title of the page and title of each section, then
+// the texts in parts.
 "use strict";
 const SCRIPT = document.currentScript;
 const ROOT = SCRIPT.dataset.index.replace("_static/index.js", "");
@@ -86,7 +87,8 @@ function excerpt(entry, words) {
   return line;
 }
 
-function show(entries, text) {
+// Results of what has been read so far; `whole` once all that the query needs has been.
+function show(entries, text, whole) {
   const list = document.getElementById("results");
   const status = document.getElementById("found");
   const { words, found } = search(entries, text);
@@ -102,31 +104,67 @@ function show(entries, text) {
     list.append(item);
   }
   const more = found.length > MOST ? `, the best ${MOST} of them below` : "";
-  status.textContent = `${found.length} places${more}`;
-  document.body.dataset.searched = text;
+  status.textContent = whole ? `${found.length} places${more}` : `${found.length} places so far`;
+  if (whole) document.body.dataset.searched = text;
 }
 
-window.courseIndex = function (rows) {
-  const entries = rows.map(([file, anchor, page, title, text]) => ({
+let entries = [];
+let parts = [];  // for each: whether it is of another language, and whether it was asked for and has come
+
+function add(address) {
+  const script = document.createElement("script");
+  script.src = address;
+  document.head.append(script);
+}
+
+// Chinese and Korean pages hold the English terms too, and are wanted by who writes in one of the two.
+function isNeeded(part, text) {
+  return !part.foreign || /[^\x00-\u024f]/.test(text);
+}
+
+// Ask for one part at a time, the first that is missing, and show what there is.
+function goOn() {
+  const text = input.value;
+  const missing = parts.findIndex(part => !part.come && isNeeded(part, text));
+  if (missing >= 0 && !parts[missing].asked) {
+    parts[missing].asked = true;
+    add(SCRIPT.dataset.index.replace("index.js", `index-${missing}.js`));
+  }
+  if (text) show(entries, text, missing < 0);
+}
+
+window.courseIndex = function (rows, foreign) {
+  entries = rows.map(([file, anchor, page, title]) => ({
     address: file + (anchor ? "#" + anchor : ""),
     heading: title || page,
     where: title === page ? "" : " · " + page,
     page: page.toLowerCase(),
     title: title.toLowerCase(),
-    text: text.toLowerCase(),
-    shown: text,
+    text: "",
+    shown: "",
   }));
-  const box = document.getElementById("q");
-  box.addEventListener("input", () => show(entries, box.value));
-  if (box.value) show(entries, box.value);
+  parts = foreign.map(is => ({ foreign: is, asked: false, come: false }));
+  goOn();
+};
+
+window.courseTexts = function (number, first, texts) {
+  texts.forEach((text, place) => {
+    entries[first + place].text = text.toLowerCase();
+    entries[first + place].shown = text;
+  });
+  parts[number].come = true;
+  goOn();
 };
 
 // The index is the largest file of the site, so it comes when somebody begins to search.
-const script = document.createElement("script");
+let begun = false;
 function load() {
-  if (script.src) return;
-  script.src = SCRIPT.dataset.index;
-  document.head.append(script);
+  if (begun) {
+    if (entries.length) goOn();
+    return;
+  }
+  begun = true;
+  add(SCRIPT.dataset.index);
 }
 
 const input = document.getElementById("q");

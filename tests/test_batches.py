@@ -3,15 +3,22 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator
+import textwrap
+from collections.abc import Iterable, Iterator
 from dataclasses import replace
+from itertools import chain, islice
 from pathlib import Path
+from types import SimpleNamespace
 
+import lesson_cells
 import nbformat
 import numpy as np
 import pytest
+import torch
 from accelerate import skip_first_batches
 from datasets import IterableDataset
+from torch.nn.attention.flex_attention import create_block_mask, flex_attention
+from torch.nn.functional import scaled_dot_product_attention
 from torch.utils.data import DataLoader
 from torch.utils.data import IterableDataset as TorchIterable
 
@@ -104,6 +111,69 @@ def test_doubled_rows_warn_only_who_has_asked_for_the_length(
     assert sorted(map(int, loader)) == sorted([*range(10)] * 2)
     warned = [w for w in recwarn if "Length of IterableDataset" in str(w.message)]
     assert bool(warned) == asked
+
+
+# What the lesson's quotation leaves out: fill a buffer with two documents, then hand it on.
+FULL = """
+if buffer_len == 2:
+    break
+"""
+FILL = """
+buffer.append(next(iterator))
+buffer_len += 1
+"""
+LOADER = """
+def load(self):
+    iterator = iter(self.dataset)
+    more_examples = True
+"""
+
+
+def quoted_loader(documents: list[str]) -> Iterator[list[str]]:
+    """The rows of the loader that the lesson quotes."""
+    note = lesson_cells.cell("08", "group-note")
+    loop = textwrap.indent(note.split("```python\n")[1].split("```")[0], " " * 4)
+    for spaces, line in ((12, FULL), (16, FILL)):
+        lines = textwrap.indent(line.strip(), " " * spaces)
+        loop = loop.replace(" " * spaces + "...", lines, 1)
+    names = {}
+    exec(LOADER + loop + " " * 8 + "yield buffer\n", names)
+    return names["load"](SimpleNamespace(dataset=documents))
+
+
+def evaluate(rows: Iterable[list[str]], max_eval_steps: int) -> Iterator[list[str]]:
+    for step, row in enumerate(rows):
+        yield row
+        if 0 < max_eval_steps <= step:
+            break
+
+
+def test_the_quoted_loader_goes_on_past_the_end_of_its_data() -> None:
+    documents = ["a", "b", "c"]
+    rows = [*islice(evaluate(quoted_loader(documents), -1), 300)]
+    assert len(rows) == 300
+    assert [*chain(*rows)] == documents * 200
+    assert len([*islice(evaluate(quoted_loader(documents), 5), 300)]) == 6
+
+
+@pytest.mark.filterwarnings("ignore:flex_attention called without torch.compile")
+def test_flex_attention_keeps_documents_apart() -> None:
+    number = torch.tensor([0] * 32 + [1] * 32)
+
+    def rule(batch, head, query, key):
+        return (query >= key) & (number[query] == number[key])
+
+    tiles = create_block_mask(rule, None, None, 64, 64, "cpu", BLOCK_SIZE=16)
+    mask = torch.ones(64, 64).tril().bool() & (number[:, None] == number)
+    query, key = torch.randn(2, 1, 2, 64, 16)
+    # With these values the result is the weights themselves.
+    value = torch.eye(64).expand(1, 2, 64, 64)
+    weights = flex_attention(query, key, value, block_mask=tiles)
+    masked = scaled_dot_product_attention(query, key, value, attn_mask=mask)
+    assert torch.allclose(weights, masked, atol=1e-6)
+    assert weights[:, :, 32:, :32].count_nonzero() == 0
+    # Of sixteen tiles it keeps the three of each document on and below the diagonal.
+    assert tiles.to_dense().sum() == 6
 
 
 def test_a_file_serves_blocks_half_as_long(tmp_path: Path) -> None:

@@ -3,11 +3,12 @@
 import json
 import time
 
+import numpy as np
 import pyarrow as pa
 import pytest
 import tiktoken
 import torch
-from datasets import Dataset, load_dataset
+from datasets import Dataset, Value, load_dataset
 from tokenizers import Tokenizer, models, pre_tokenizers
 
 
@@ -43,6 +44,17 @@ def test_a_stream_skips_as_many_rows_as_it_is_told(tmp_path):
     )
     firsts = [next(iter(rows.skip(number)))["row"] for number in (0, 29, 30, 75)]
     assert firsts == [0, 29, 30, 75]
+
+
+def test_a_column_cast_to_large_string_has_offsets_of_64_bits():
+    rows = Dataset.from_dict({"content": ["rice", "fish"]})
+    kinds = [rows.data["content"].type]
+    cast = rows.cast_column("content", Value("large_string"))
+    kinds.append(cast.data["content"].type)
+    assert kinds == [pa.string(), pa.large_string()]
+    offsets = cast.data["content"].chunk(0).buffers()[1]
+    assert np.frombuffer(offsets, np.int64)[:3].tolist() == [0, 4, 8]
+    assert cast["content"][:] == ["rice", "fish"]
 
 
 def test_windows_of_a_long_text_lose_no_word():

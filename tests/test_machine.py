@@ -304,6 +304,13 @@ def test_a_container_has_the_memory_that_it_was_given(monkeypatch):
 
 
 @POSIX
+def test_cores_are_the_machine_s_and_a_container_may_use_fewer(monkeypatch):
+    monkeypatch.setattr(os, "cpu_count", lambda: 64)
+    monkeypatch.setattr(os, "sched_getaffinity", lambda pid: {3}, raising=False)
+    assert machine.machine_facts()["cores"] == "64"
+    assert machine.count_cores() == 1
+
+
 def test_memory_that_nobody_tells_is_unknown_and_not_nothing(monkeypatch):
     monkeypatch.setitem(sys.modules, "psutil", None)
     assert abs(machine.total_memory() - os.sysconf("SC_PHYS_PAGES") * 4096) < 1e9

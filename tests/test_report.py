@@ -5,9 +5,11 @@ import re
 
 import nbformat
 import pytest
+from matplotlib import pyplot as plt
 
 from conftest import PARAMETERS, lesson_cell, publish_cell
 from course import report
+from utils import show
 
 
 def page_of(tmp_path, *cells):
@@ -66,6 +68,17 @@ def test_a_page_holds_its_drawings_and_no_page_inside_a_link(tmp_path):
     page = page_of(tmp_path, nbformat.v4.new_markdown_cell(prose))
     assert 'alt="a badge" src="data:image/svg+xml;base64,' in page
     assert "data:text/html" not in page[page.index("<body") :]
+
+
+def test_a_page_holds_a_plot_with_its_text(tmp_path, monkeypatch):
+    shown = []
+    monkeypatch.setattr(
+        "IPython.display.display", lambda data, raw: shown.append(data)
+    )
+    show.show_figure(plt.figure(figsize=(1, 1)), alt="A line that rises.")
+    plot = nbformat.v4.new_output("display_data", shown[0])
+    page = page_of(tmp_path, nbformat.v4.new_code_cell("x", outputs=[plot]))
+    assert 'alt="A line that rises." src="data:image/webp;base64,' in page
 
 
 def test_a_stream_cut_in_pieces_is_one():

@@ -4,9 +4,12 @@ from __future__ import annotations
 
 import pytest
 import torch
+from safetensors import safe_open
 from tokenizers import Tokenizer, models, normalizers, pre_tokenizers
 from tokenizers.processors import TemplateProcessing
 from transformers import GPT2Config, GPT2LMHeadModel, PreTrainedTokenizerFast
+
+from utils.assets import asset
 
 
 @pytest.fixture
@@ -121,3 +124,20 @@ def test_padding_on_the_right_changes_nothing_before_it():
         assert torch.allclose(
             network(short).logits, network(padded).logits[:, :2], atol=1e-5
         )
+
+
+def test_rows_of_smollm2s_unused_names_differ_by_rounding_alone():
+    folder = asset("smollm2")
+    names = Tokenizer.from_file(f"{folder}/tokenizer.json")
+    with safe_open(f"{folder}/model.safetensors", "pt") as weights:
+        table = weights.get_tensor("model.embed_tokens.weight")
+    unused = ["<jupyter_start>", "<file_sep>", "<issue_start>", "<gh_stars>"]
+    rows = table[[names.token_to_id(name) for name in unused]]
+    used = table[names.token_to_id("<filename>")]
+    # Our copy keeps eight bits of each weight of this table.
+    step = rows.abs().max() / 127
+    apart = (rows - rows[0]).abs()
+    assert 0 < apart.max() <= step
+    assert (used - rows[0]).abs().max() > 50 * step
+    likeness = torch.nn.functional.cosine_similarity(rows[:, None], rows, dim=2)
+    assert likeness.min() > 0.99995

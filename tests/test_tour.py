@@ -1,7 +1,10 @@
 """What lesson 01 says of the libraries and no cell shows: which files are opened, what is quantized."""
 
+import os
+import pickle
 import subprocess
 import sys
+import zipfile
 
 import pytest
 import torch
@@ -69,7 +72,7 @@ def test_tensors_by_position():
         torch.ones(1, 5, dtype=torch.long),
     )
     third = torch.tensor([[0, 0, 0, 1, 1]])
-    same = {}
+    meaning = {BertConfig: "token_type_ids", LlamaConfig: "position_ids"}
     size = {"hidden_size": 32, "num_attention_heads": 4, "num_hidden_layers": 2}
     for config in (BertConfig, LlamaConfig, GPT2Config, BloomConfig):
         plan = config(vocab_size=100, bos_token_id=1, eos_token_id=2, **size)
@@ -79,9 +82,36 @@ def test_tensors_by_position():
             with pytest.raises(AttributeError):
                 model(ids, mask)
             continue
-        named["position_ids"] = third
-        same[config] = torch.equal(model(ids, mask, third)[0], model(**named)[0])
-    assert same == {BertConfig: False, LlamaConfig: True}
+        plain = model(**named)[0]
+        assert torch.equal(model(ids, mask)[0], plain)
+        named[meaning[config]] = third
+        assert torch.equal(model(ids, mask, third)[0], model(**named)[0])
+        assert not torch.equal(model(ids, mask, third)[0], plain)
+        misspelt = model(ids, atention_mask=0 * mask)[0]
+        assert torch.equal(misspelt, model(ids)[0])
+
+
+class Program:
+    """What a pickle may hold in place of numbers: a call, made when it is loaded."""
+
+    def __init__(self, folder):
+        self.folder = str(folder)
+
+    def __reduce__(self):
+        return os.mkdir, (self.folder,)
+
+
+def test_a_pickle_is_a_program_that_weights_only_refuses(tmp_path):
+    mark, checkpoint = tmp_path / "mark", tmp_path / "pytorch_model.bin"
+    torch.save({"weight": torch.ones(2), "more": Program(mark)}, checkpoint)
+    assert zipfile.is_zipfile(checkpoint)
+    with pytest.raises(pickle.UnpicklingError, match="mkdir"):
+        torch.load(checkpoint)
+    assert not mark.exists()
+    torch.load(checkpoint, weights_only=False)
+    assert mark.exists()
+    torch.save({"weight": torch.ones(2)}, checkpoint)
+    assert torch.load(checkpoint)["weight"].tolist() == [1, 1]
 
 
 def test_behind_the_last_position():

@@ -6,6 +6,7 @@ from __future__ import annotations
 import base64
 import contextlib
 import json
+import os
 import shutil
 import socket
 import subprocess
@@ -14,7 +15,9 @@ import urllib.error
 import urllib.request
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
+from typing import Any, NoReturn
+
+import pytest
 
 CHROMIUM = shutil.which("chromium") or shutil.which("google-chrome")
 DRIVER = shutil.which("chromedriver")
@@ -34,6 +37,13 @@ def why_none() -> str:
     if not CHROMIUM:
         return "no Chromium is installed (Debian: apt install chromium chromium-driver)"
     return "" if DRIVER else "no chromedriver is installed"
+
+
+def go_without(what: str) -> NoReturn:
+    """Skip a test for what is not there; where `COURSE_NEEDS_BROWSER` is 1, fail it."""
+    if os.environ.get("COURSE_NEEDS_BROWSER") == "1":
+        pytest.fail(what)
+    pytest.skip(what)
 
 
 class Browser:
@@ -83,6 +93,27 @@ class Browser:
         found = self.ask("POST", "/element", using="css selector", value=selector)
         return found[ELEMENT]
 
+    def hover(self, selector: str) -> None:
+        """Move the mouse over an element that the window shows."""
+        self.point("mouse", {"type": "pointerMove", **self.middle(selector)})
+
+    def tap(self, selector: str) -> None:
+        """Touch an element that the window shows with a finger."""
+        to = {"type": "pointerMove", **self.middle(selector)}
+        down = {"type": "pointerDown", "button": 0}
+        up = {"type": "pointerUp", "button": 0}
+        self.point("touch", to, down, up)
+
+    def middle(self, selector: str) -> dict[str, Any]:
+        """Where the middle of an element is, for a pointer."""
+        return {"origin": {ELEMENT: self.find(selector)}, "x": 0, "y": 0}
+
+    def point(self, kind: str, *actions: dict[str, Any]) -> None:
+        """Move and press a pointer."""
+        device = {"type": "pointer", "id": kind, "actions": actions}
+        device["parameters"] = {"pointerType": kind}
+        self.ask("POST", "/actions", actions=[device])
+
     def click(self, selector: str) -> None:
         """Click an element."""
         self.ask("POST", f"/element/{self.find(selector)}/click")
@@ -101,14 +132,24 @@ class Browser:
             device = {"type": "key", "id": "keys", "actions": actions}
             self.ask("POST", "/actions", actions=[device])
 
-    def requests(self) -> list[str]:
-        """The addresses that were asked for since the last call."""
-        addresses = []
+    def traffic(self) -> list[tuple[str, str]]:
+        """What happened since the last call, in its order: an address was asked for, or its file has come."""
+        addresses: dict[str, str] = {}
+        happened = []
         for line in self.ask("POST", "/se/log", type="performance"):
             message = json.loads(line["message"])["message"]
+            facts = message["params"]
+            number = facts.get("requestId")
             if message["method"] == "Network.requestWillBeSent":
-                addresses.append(message["params"]["request"]["url"])
-        return addresses
+                addresses[number] = facts["request"]["url"]
+                happened.append(("asked", addresses[number]))
+            if message["method"] == "Network.loadingFinished":
+                happened.append(("came", addresses.get(number, "")))
+        return happened
+
+    def requests(self) -> list[str]:
+        """The addresses that were asked for since the last call."""
+        return [address for what, address in self.traffic() if what == "asked"]
 
     def picture(self, path: Path) -> None:
         """Keep what the window shows as a picture."""

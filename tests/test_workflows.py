@@ -7,6 +7,7 @@ import re
 from pathlib import Path
 from typing import Any
 
+import browser as browsers
 import pytest
 import yaml
 
@@ -172,6 +173,84 @@ def test_canary_runs_unknown_code_where_nothing_may_be_written() -> None:
     loosened = re.sub(r",<[0-9.]+", "", requirements)
     # Else the canary would still be held.
     assert "<" not in re.sub(r"#.*", "", loosened)
+
+
+# From the sources of the pages to what is published of them.
+SITE_STEPS = [
+    ".venv/bin/python -m course site",
+    ".venv/bin/python -m pytest -rs -m release tests/test_site_browser.py",
+    "actions/upload-artifact",
+]
+ASKED = "${{ github.event_name == 'push' && vars.PUBLISH_SITE == 'true' }}"
+# What lets a step or a job fail or be left out without a word.
+FORGIVING = {"if", "continue-on-error"}
+
+
+def problems_of_site(text: str) -> list[str]:
+    """What is wrong with the way of the pages to those who read them."""
+    problems = []
+    jobs = yaml.safe_load(text)["jobs"]
+    build, publish = jobs["build"], jobs["publish"]
+    steps = build["steps"]
+    done = [step.get("run") or step["uses"].partition("@")[0] for step in steps]
+    if done[-3:] != SITE_STEPS:
+        problems.append("not built, tried and kept")
+    if any(part.keys() & FORGIVING for part in [build, *steps]):
+        problems.append("a step may be left out")
+    if steps[-2].get("env") != {"COURSE_NEEDS_BROWSER": "1"}:
+        problems.append("a test without a browser is skipped")
+    if steps[-1].get("with", {}).get("path") != "build/site":
+        problems.append("other files are kept")
+    if publish["needs"] != "build":
+        problems.append("published untried")
+    if publish.get("if") != ASKED:
+        problems.append("published unasked")
+    if "git push --force" not in script_of(publish):
+        problems.append("not published")
+    if [name for name, job in jobs.items() if writes(job)] != ["publish"]:
+        problems.append("another job may publish")
+    return problems
+
+
+@pytest.mark.parametrize(
+    "find, put, problem",
+    [
+        ("-m course site", "-m course fetch", "not built"),
+        ("tests/test_site_browser.py", "tests/test_site.py", "not built"),
+        ("test_site_browser.py", "test_site_browser.py || true", "not built"),
+        ("actions/upload-artifact", "actions/checkout", "not built"),
+        ("      - name: Build", "      - if: false", "left out"),
+        ('BROWSER: "1"', 'BROWSER: "0"', "is skipped"),
+        ("path: build/site", "path: build", "other files"),
+        ("needs: build", "needs: []", "untried"),
+        (" && vars.PUBLISH_SITE == 'true'", "", "unasked"),
+        ("&& vars.", "|| vars.", "unasked"),
+        ("git push --force", "git status", "not published"),
+        (
+            "timeout-minutes: 60",
+            "permissions: {contents: write}",
+            "another job",
+        ),
+    ],
+)
+def test_pages_are_built_tried_kept_and_published_only_when_asked(
+    find: str, put: str, problem: str
+) -> None:
+    text = read(".github/workflows/site.yml")
+    assert problems_of_site(text) == []
+    assert find in text
+    assert problem in " ".join(problems_of_site(text.replace(find, put)))
+
+
+def test_a_missing_browser_fails_a_test_only_where_one_is_needed(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.delenv("COURSE_NEEDS_BROWSER", raising=False)
+    with pytest.raises(pytest.skip.Exception, match="no browser"):
+        browsers.go_without("no browser")
+    monkeypatch.setenv("COURSE_NEEDS_BROWSER", "1")
+    with pytest.raises(pytest.fail.Exception, match="no browser"):
+        browsers.go_without("no browser")
 
 
 def test_the_dev_container_sets_itself_up_with_the_first_lesson() -> None:

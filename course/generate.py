@@ -1,4 +1,4 @@
-"""Writes what is generated: headers, set-up cells, footers, the README's tables, the sources' page.
+"""Writes what is generated: headers, set-up cells, footers, the README's tables, the sources' page, a graph.
 
 Everything comes from the notebook's own metadata, its own calls, the recorded runs in `results/`,
 and the address in `pyproject.toml`, so that one `sync` after a change brings all of it up to date.
@@ -17,7 +17,7 @@ from typing import Any
 
 import jinja2
 
-from course import sources
+from course import prerequisites, sources
 from course.fetch import taken_by
 from course.notebooks import (
     Notebook,
@@ -219,12 +219,10 @@ def sync(write_it: bool = True) -> list[Path]:
             changed.append(path)
             if write_it:
                 write(path, notebook)
-    tables = {"README.md": {"lessons": {"lessons": lessons}}}
-    tables["README.md"]["places"] = {"places": places()}
-    tables["docs/teaching.md"] = {"hours": {"lessons": lessons}}
-    for name, marks in tables.items():
-        if fill_page(ROOT / name, marks, write_it):
-            changed.append(ROOT / name)
+    tables = {"lessons": {"lessons": lessons}, "places": {"places": places()}}
+    if fill_page(ROOT / "README.md", tables, write_it):
+        changed.append(ROOT / "README.md")
+    changed += write_teaching(lessons, write_it)
     changed += write_sources(lessons, write_it)
     for path in change_address(write_it):
         if path not in changed:
@@ -270,6 +268,28 @@ def write_sources(lessons: list[Facts], write_it: bool) -> list[Path]:
     elif any(edited(ROOT / "notebooks" / facts["file"]) for facts in said):
         return []
     return [page]
+
+
+def write_teaching(lessons: list[Facts], write_it: bool) -> list[Path]:
+    """Write the table of the page for teachers, and its drawing; which of the two changed or would."""
+    page = ROOT / "docs" / "teaching.md"
+    if not lessons or not page.exists():
+        return []
+    words = prerequisites.in_words(lessons)
+    tables: dict[str, Facts] = {
+        "hours": {"lessons": lessons},
+        "prerequisites": {"words": words},
+    }
+    changed = []
+    if fill_page(page, tables, write_it):
+        changed.append(page)
+    picture = page.with_name("prerequisites.svg")
+    text = prerequisites.drawing(lessons)
+    if not picture.exists() or picture.read_text(encoding="utf-8") != text:
+        changed.append(picture)
+        if write_it:
+            picture.write_text(text, encoding="utf-8", newline="\n")
+    return changed
 
 
 def addresses(repository: str) -> list[str]:

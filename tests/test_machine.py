@@ -311,6 +311,7 @@ def test_cores_are_the_machine_s_and_a_container_may_use_fewer(monkeypatch):
     assert machine.count_cores() == 1
 
 
+@POSIX
 def test_memory_that_nobody_tells_is_unknown_and_not_nothing(monkeypatch):
     monkeypatch.setitem(sys.modules, "psutil", None)
     assert abs(machine.total_memory() - os.sysconf("SC_PHYS_PAGES") * 4096) < 1e9

@@ -146,6 +146,37 @@ def test_a_table_stands_between_what_was_printed_before_and_behind_it(tmp_path):
     assert [one.get("text") for one in joined] == ["ab", None, ["c"], ["d"]]
 
 
+def test_a_lessons_rows_of_the_sources_are_searched_on_their_own_page():
+    template = (ROOT / "course/templates/footer.j2").read_text(encoding="utf-8")
+    assert f"<summary>{index.SAID_ELSEWHERE}" in template
+    fold = (
+        f"<details><summary>{index.SAID_ELSEWHERE}</summary><p>quoted</p></details>"
+    )
+    page = f'<section id="a"><h1>A</h1><p>b </p>{fold}<p>c</p></section>'
+    assert index.sections_of(page) == [{"id": "a", "title": "A", "text": "b c"}]
+
+
+def test_the_parts_of_the_index_hold_each_text_once(tmp_path, monkeypatch):
+    monkeypatch.setattr(index, "PART", 5)
+    (tmp_path / "_static").mkdir()
+    (tmp_path / "ko").mkdir()
+    for name, text in (("a", "four"), ("b", "more"), ("ko/a", "last")):
+        page = f'<section id="{name}"><h1>T</h1><p>{text}</p></section>'
+        (tmp_path / f"{name}.html").write_text(page, encoding="utf-8")
+    assert index.write_index(tmp_path) == 3
+    said = [
+        (tmp_path / "_static" / f"index-{number}.js").read_text(encoding="utf-8")
+        for number in range(3)
+    ]
+    assert said == [
+        'window.courseTexts(0,0,["four"]);\n',
+        'window.courseTexts(1,1,["more"]);\n',
+        'window.courseTexts(2,2,["last"]);\n',
+    ]
+    first = (tmp_path / "_static" / "index.js").read_text(encoding="utf-8")
+    assert first.endswith(",[false,false,true]);\n")
+
+
 def test_a_word_of_another_sense_is_a_term_and_stands_in_its_lesson():
     known = {term.names[0]: term for term in terms.glossary()}
     for page, names in terms.OTHER_SENSE.items():

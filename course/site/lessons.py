@@ -119,24 +119,18 @@ def join_streams(outputs: list[Any]) -> list[Any]:
     return joined
 
 
-def fold(cell: Cell, words: str) -> None:
-    """Show a cell, outputs included, only to those who ask."""
-    cell["metadata"]["tags"] = [*tags(cell), "hide-cell"]
+def fold(cell: Cell, words: str, what: str = "hide-cell") -> None:
+    """Show a cell only to those who ask: with its outputs, or its code alone ("hide-input")."""
+    cell["metadata"]["tags"] = [*tags(cell), what]
     cell["metadata"]["mystnb"] = {
         "code_prompt_show": words,
         "code_prompt_hide": words,
     }
 
 
-def fold_code(cell: Cell) -> None:
-    """Show the code of a helper only to those who ask, and what it printed to everybody."""
-    first = source(cell).splitlines()[0]
-    words = re.sub(r"#\s*@title\s*", "", first)
-    cell["metadata"]["tags"] = [*tags(cell), "hide-input"]
-    cell["metadata"]["mystnb"] = {
-        "code_prompt_show": words,
-        "code_prompt_hide": words,
-    }
+def title_of(cell: Cell) -> str:
+    """What stands behind `@title` in a cell's first line."""
+    return re.sub(r"#\s*@title\s*", "", source(cell).splitlines()[0])
 
 
 def prepare(cell: Cell, name: str, facts: Facts, language: str) -> None:
@@ -150,11 +144,11 @@ def prepare(cell: Cell, name: str, facts: Facts, language: str) -> None:
         cell["source"] = relead(text, "notebooks")
         return
     if "solution" in tags(cell):
-        fold(cell, re.sub(r"#\s*@title\s*", "", text.splitlines()[0]))
+        fold(cell, title_of(cell))
     elif "bootstrap" in tags(cell):
         fold(cell, "Set-up")
     elif cell["metadata"].get("jupyter", {}).get("source_hidden"):
-        fold_code(cell)
+        fold(cell, title_of(cell), "hide-input")
     cell["outputs"] = join_streams(cell["outputs"])
     folder = Path(name)
     for number, output in enumerate(cell["outputs"]):

@@ -2,7 +2,6 @@
 
 import ast
 import base64
-import importlib.util
 import json
 
 import pytest
@@ -142,8 +141,11 @@ def test_a_table_stands_between_what_was_printed_before_and_behind_it(tmp_path):
 
     table = {"output_type": "display_data", "data": {}, "metadata": {}}
     outputs = [stream("a"), stream("b"), table, stream("c"), stream("d", "stderr")]
-    joined = lessons.join_streams(outputs)
-    assert [one.get("text") for one in joined] == ["ab", None, ["c"], ["d"]]
+    cell = {"cell_type": "code", "id": "a", "source": "", "metadata": {}}
+    cell["outputs"] = outputs
+    lessons.prepare(cell, "00", {}, "en")
+    said = [one.get("text") for one in cell["outputs"]]
+    assert said == ["ab", None, ["c"], ["d"]]
 
 
 def test_a_lessons_rows_of_the_sources_are_searched_on_their_own_page():
@@ -231,25 +233,20 @@ def test_a_part_of_a_longer_term_is_another_term(name, text, place):
 
 
 def test_a_lesson_shows_the_longer_term_where_the_shorter_is_a_part_of_it():
-    core = pytest.importorskip("docutils.core")
-    nodes = pytest.importorskip("docutils.nodes")
-    pytest.importorskip("sphinx")
-    path = ROOT / "docs" / "site" / "extension.py"
-    spec = importlib.util.spec_from_file_location("extension", path)
-    extension = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(extension)
-    page = core.publish_doctree(
-        "The **attention mask** tells attention what to see."
-    )
-    texts = list(page.findall(nodes.Text))
+    said = [("The ", False), ("attention mask", True), (" tells attention", False)]
+    said += [("a head", False), ("a ", False), ("head", True)]
     known = terms.glossary()
-    found = {}
-    for name in ("attention", "attention mask"):
+    places = {}
+    for name in ("attention", "attention mask", "head", "tokenizer"):
         (term,) = [one for one in known if one.names[0] == name]
-        node, match = extension.first_use(term, texts, known)
-        found[name] = (node.astext(), match.start())
-    assert found["attention mask"] == ("attention mask", 0)
-    assert found["attention"] == (" tells attention what to see.", 7)
+        found = terms.first_use(term, said, known)
+        places[name] = found and (found[0], found[1].start())
+    assert places == {
+        "attention": (2, 7),
+        "attention mask": (1, 0),
+        "head": (5, 0),
+        "tokenizer": None,
+    }
 
 
 def test_the_page_of_the_glossary_names_the_lessons():

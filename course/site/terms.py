@@ -92,6 +92,24 @@ def find_term(
     return None
 
 
+def first_use(
+    term: Term, said: Sequence[tuple[str, bool]], known: Sequence[Term]
+) -> tuple[int, re.Match[str]] | None:
+    """Which text first says a term, and where in it: in bold where there is one, since there it is explained.
+
+    Each text comes with whether it is bold.
+    """
+    found = []
+    for place, (text, bold) in enumerate(said):
+        match = find_term(term, text, known)
+        if match:
+            found.append((place, match, bold))
+    explained = [(place, match) for place, match, bold in found if bold]
+    if explained or is_ordinary(term):
+        return next(iter(explained), None)
+    return next(((place, match) for place, match, _ in found), None)
+
+
 def is_ordinary(term: Term) -> bool:
     """Whether a word is also one of everyday language."""
     return term.names[0] in ORDINARY

@@ -73,19 +73,6 @@ def is_cell(node: nodes.Node) -> bool:
     return isinstance(node, nodes.container) and "cell" in node["classes"]
 
 
-def first_use(term: terms.Term, texts: list[nodes.Text], known: list[terms.Term]):
-    """The text that first says a term: in bold where there is one, since there it is explained."""
-    found = []
-    for node in texts:
-        match = terms.find_term(term, node.astext(), known)
-        if match:
-            found.append((node, match))
-    bold = [pair for pair in found if isinstance(pair[0].parent, nodes.strong)]
-    if bold or terms.is_ordinary(term):
-        return next(iter(bold), None)
-    return next(iter(found), None)
-
-
 def mark(node: nodes.Text, match, term: terms.Term, address: str) -> None:
     """Put a link with the meaning in the place of a word."""
     text = node.astext()
@@ -118,11 +105,15 @@ def show_terms(app: Sphinx, doctree: nodes.document, name: str) -> None:
         texts = places_of(doctree)
         if is_glossary:
             texts = [node for node in texts if not within(node, term)]
-        found = first_use(term, texts, glossary)
+        said = [
+            (node.astext(), isinstance(node.parent, nodes.strong)) for node in texts
+        ]
+        found = terms.first_use(term, said, glossary)
         if found and term.names[0] in known:
+            place, match = found
             page, anchor = known[term.names[0]]
             address = app.builder.get_relative_uri(name, page) + "#" + anchor
-            mark(*found, term, address)
+            mark(texts[place], match, term, address)
 
 
 def within(node: nodes.Node, term: terms.Term) -> bool:

@@ -138,3 +138,14 @@ def test_the_prose_of_the_course_points_where_it_says():
 def test_no_two_lessons_have_one_number():
     numbers = [path.name[:2] for path in notebooks.select()]
     assert len(set(numbers)) == len(numbers)
+
+
+def test_every_lesson_explains_its_profile_in_the_same_words():
+    lessons = map(notebooks.read, notebooks.select())
+    cells = [cell for lesson in lessons for cell in lesson.cells]
+    parameters = [
+        cell.source.splitlines()[0]
+        for cell in cells
+        if "parameters" in cell.metadata.get("tags", [])
+    ]
+    assert len({" ".join(line.split()) for line in parameters}) == 1

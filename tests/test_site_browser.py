@@ -6,12 +6,14 @@ What is not there skips a test; with `COURSE_NEEDS_BROWSER=1` it fails it.
 
 from __future__ import annotations
 
+import contextlib
 import html
 import json
 import re
 import shutil
 import subprocess
 import tarfile
+import tempfile
 from functools import cache
 from html.parser import HTMLParser
 from pathlib import Path
@@ -506,19 +508,25 @@ def test_a_lesson_prints(browser):
 
 def axe() -> str:
     """axe's program, from npm's registry."""
-    folder = BUILD / AXE
-    program = folder / "package" / "axe.min.js"
+    program = BUILD / AXE / "package" / "axe.min.js"
     if not program.exists():
         npm = shutil.which("npm")
         if not npm:
             browsers.go_without("axe comes from npm, and there is none")
-        folder.mkdir(parents=True, exist_ok=True)
-        name = AXE.replace("core-", "core@")
-        done = subprocess.run([npm, "pack", name], cwd=folder, capture_output=True)
-        if done.returncode:
-            browsers.go_without("npm's registry does not answer")
-        with tarfile.open(folder / f"{AXE}.tgz") as archive:
-            archive.extractall(folder, filter="data")
+        BUILD.mkdir(exist_ok=True)
+        # In a folder of its own first: several workers may come for it at once.
+        with tempfile.TemporaryDirectory(dir=BUILD) as place:
+            name = AXE.replace("core-", "core@")
+            done = subprocess.run(
+                [npm, "pack", name], cwd=place, capture_output=True
+            )
+            if done.returncode:
+                browsers.go_without("npm's registry does not answer")
+            with tarfile.open(Path(place) / f"{AXE}.tgz") as archive:
+                archive.extractall(place, filter="data")
+            program.parent.parent.mkdir(exist_ok=True)
+            with contextlib.suppress(OSError):  # another worker was first
+                (Path(place) / "package").rename(program.parent)
     return program.read_text(encoding="utf-8")
 
 

@@ -178,7 +178,7 @@ def test_canary_runs_unknown_code_where_nothing_may_be_written() -> None:
 # From the sources of the pages to what is published of them.
 SITE_STEPS = [
     ".venv/bin/python -m course site",
-    ".venv/bin/python -m pytest -rs -m release tests/test_site_browser.py",
+    ".venv/bin/python -m pytest -rs -n auto -m release tests/test_site_browser.py",
     "actions/upload-artifact",
 ]
 ASKED = "${{ github.event_name == 'push' && vars.PUBLISH_SITE == 'true' }}"

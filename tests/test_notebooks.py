@@ -141,11 +141,10 @@ def test_no_two_lessons_have_one_number():
 
 
 def test_every_lesson_explains_its_profile_in_the_same_words():
-    lessons = map(notebooks.read, notebooks.select())
-    cells = [cell for lesson in lessons for cell in lesson.cells]
-    parameters = [
-        cell.source.splitlines()[0]
-        for cell in cells
-        if "parameters" in cell.metadata.get("tags", [])
-    ]
-    assert len({" ".join(line.split()) for line in parameters}) == 1
+    texts = {
+        notebooks.source(cell).splitlines()[0]
+        for path in notebooks.select()
+        for cell in notebooks.cells(notebooks.read(path), "code")
+        if "parameters" in notebooks.tags(cell)
+    }
+    assert len({" ".join(text.split()) for text in texts}) == 1

@@ -124,6 +124,12 @@ def test_keep_takes_costs_and_outputs_and_leaves_the_run_s_own_cells(
     assert "commit or undo the changes first" in done.stderr
     assert not (course.root / "results").exists()
     readme.write_text(text, encoding="utf-8")
+    made = course.build / "artifacts/smoke/thing"
+    made.rename(made.with_name("elsewhere"))
+    done = course.run("keep")
+    assert done.returncode == 2 and "not here: thing" in done.stderr, done.all
+    assert not (course.root / "results").exists()
+    made.with_name("elsewhere").rename(made)
     done = course.run("keep")
     assert done.returncode == 0, done.all
     cost = json.loads((course.root / "results/smoke.json").read_text())[

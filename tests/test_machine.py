@@ -415,3 +415,13 @@ def test_the_fastest_run_is_kept_and_the_first_is_not_counted():
     assert seconds[0] < 0.03, (
         "the first, slow, run was counted or the fastest was not kept"
     )
+
+
+@pytest.mark.skipif(
+    machine.sys.platform == "win32", reason="Windows has no fine clock of a process"
+)
+def test_the_clock_of_the_processor_does_not_count_waiting():
+    waiting = machine.fastest_of(
+        lambda: machine.time.sleep(0.1), repeats=1, clock=machine.CPU_CLOCK
+    )
+    assert waiting[0] < 0.05

@@ -57,6 +57,21 @@ def test_a_missing_and_an_added_file_are_noticed(sealed):
     assert artifacts.damage(sealed, manifest) == "a.txt has gone"
 
 
+def test_the_bytecode_of_a_module_that_was_imported_is_no_damage(tmp_path):
+    folder = tmp_path / "judge"
+    with artifacts.sealed(folder, {"name": "judge"}) as place:
+        (place / "score.py").write_text("POINTS = 3\n")
+    quiet = {k: v for k, v in os.environ.items() if not k.startswith("PYTHON")}
+    subprocess.run(
+        [sys.executable, "-c", "import score"], cwd=folder, env=quiet, check=True
+    )
+    manifest = artifacts.read_manifest(folder)
+    [written] = (folder / "__pycache__").iterdir()
+    assert artifacts.damage(folder, manifest) == ""
+    written.with_suffix(".py").write_text("")
+    assert "has come" in artifacts.damage(folder, manifest)
+
+
 def test_an_error_while_filling_keeps_the_old_folder(sealed, tmp_path):
     with pytest.raises(ValueError), artifacts.sealed(sealed, {}) as folder:
         (folder / "a.txt").write_text("new")

@@ -176,6 +176,15 @@ def list_files(folder: Path) -> dict[str, Path]:
     return files
 
 
+def is_bytecode(path: Path) -> bool:
+    """Whether Python wrote the file itself, beside a module that was imported from a folder.
+
+    >>> is_bytecode(Path("judge/__pycache__/score.cpython-313.pyc"))
+    True
+    """
+    return path.parent.name == "__pycache__" and path.suffix == ".pyc"
+
+
 def read_manifest(folder: Path) -> Facts | None:
     """The manifest of a sealed folder, or None where there is no complete one."""
     old = folder.with_name(f".{folder.name}.old")
@@ -207,6 +216,8 @@ def damage(folder: Path, manifest: Facts, full: bool = False) -> str:
         if name not in files:
             return f"{name} has gone"
         if name not in hashes:
+            if is_bytecode(files[name]):
+                continue
             return f"{name} has come"
         stat = files[name].stat()
         if not full and stats.get(name) == [stat.st_size, stat.st_mtime_ns]:

@@ -173,10 +173,12 @@ def disk_of(path: Path, profile: Profile) -> int:
     size = sum(asset.disk * 10**6 for asset in taken_by(path))
     for name in calls(path, "publish"):
         folder = build_folder() / "artifacts" / profile.name / name
-        manifest = artifacts.read_manifest(folder)
-        if manifest is None:
+        manifest = artifacts.read_manifest(folder) or artifacts.BROKEN
+        if manifest == artifacts.BROKEN:
             way = f"run lesson {path.stem[:2]} again, and keep it then"
-            raise CourseError(f"what the run made is not here: {name}", folder, way)
+            raise CourseError(
+                f"what the run made is not whole here: {name}", folder, way
+            )
         size += manifest["bytes"]
     return size
 

@@ -127,9 +127,15 @@ def test_keep_takes_costs_and_outputs_and_leaves_the_run_s_own_cells(
     made = course.build / "artifacts/smoke/thing"
     made.rename(made.with_name("elsewhere"))
     done = course.run("keep")
-    assert done.returncode == 2 and "not here: thing" in done.stderr, done.all
-    assert not (course.root / "results").exists()
+    assert done.returncode == 2 and "whole here: thing" in done.stderr, done.all
     made.with_name("elsewhere").rename(made)
+    manifest = made / "manifest.json"
+    whole = manifest.read_text(encoding="utf-8")
+    manifest.write_text("{", encoding="utf-8")
+    done = course.run("keep")
+    assert done.returncode == 2 and "whole here: thing" in done.stderr, done.all
+    assert not (course.root / "results").exists()
+    manifest.write_text(whole, encoding="utf-8")
     done = course.run("keep")
     assert done.returncode == 0, done.all
     cost = json.loads((course.root / "results/smoke.json").read_text())[

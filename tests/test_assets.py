@@ -497,6 +497,7 @@ def test_with_the_hub_a_model_comes_by_its_name(toys, monkeypatch, status):
         return "/x/c0ffee"
 
     monkeypatch.setattr(huggingface_hub, "snapshot_download", snapshot)
+    monkeypatch.setattr(huggingface_hub.constants, "HF_HUB_OFFLINE", False)
     monkeypatch.setenv("COURSE_ASSETS", "hub")
 
     class Answer(http.server.BaseHTTPRequestHandler):
@@ -521,12 +522,39 @@ def test_the_hub_is_asked_for_a_commit_and_not_for_the_newest():
 
 
 def test_a_hub_that_is_out_of_reach_is_told_and_not_waited_for(toys, monkeypatch):
+    import huggingface_hub
+
+    monkeypatch.setattr(huggingface_hub.constants, "HF_HUB_OFFLINE", False)
     monkeypatch.setenv("COURSE_ASSETS", "hub")
     monkeypatch.setenv("HF_ENDPOINT", "http://127.0.0.1:9")
     with pytest.raises(
         CourseError, match=r"the hub cannot be reached(.|\n)*unset COURSE_ASSETS"
     ):
         assets.asset("toy")
+
+
+def test_offline_the_hub_is_not_asked_and_its_cache_is_read(
+    toys, monkeypatch, tmp_path
+):
+    import huggingface_hub
+
+    def network(*_, **__):
+        raise AssertionError("the network was asked")
+
+    cache = tmp_path / "cache"
+    monkeypatch.setattr(huggingface_hub.constants, "HF_HUB_OFFLINE", True)
+    monkeypatch.setattr(huggingface_hub.constants, "HF_HUB_CACHE", str(cache))
+    monkeypatch.setattr(assets.urllib.request, "urlopen", network)
+    monkeypatch.setenv("COURSE_ASSETS", "hub")
+    with pytest.raises(
+        CourseError, match=r"not in the hub's cache(.|\n)*unset HF_HUB"
+    ):
+        assets.asset("toy")
+    commit = "c0ffee" + 34 * "0"
+    toys["toy"] = dataclasses.replace(toys["toy"], revision=commit)
+    place = cache / "models--us--toy/snapshots" / commit
+    place.mkdir(parents=True)
+    assert assets.asset("toy") == str(place)
 
 
 # the catalogue ----------------------------------------------------------------------------------

@@ -139,7 +139,9 @@ def test_a_flat_row_is_drawn_from_all_that_top_p_keeps(monkeypatch):
     sharp = [0.05, 0.9, 0.02, 0.01, 0.01, 0.01]
     rows = torch.tensor([flat, sharp]).log().repeat(10_000, 1)
     tokens = choose(rows, 1.0, 0.94, torch.Generator().manual_seed(0))
-    counts = [torch.bincount(tokens[place::2], minlength=6) / 10_000 for place in (0, 1)]
+    counts = [
+        torch.bincount(tokens[place::2], minlength=6) / 10_000 for place in (0, 1)
+    ]
     # 0.95 of the flat row are its five likeliest.
     assert counts[0].tolist() == pytest.approx(
         [0.1 / 0.95, 0.2 / 0.95, 0.15 / 0.95, 0, 0.3 / 0.95, 0.2 / 0.95], abs=0.02

@@ -113,13 +113,10 @@ def asset(name: str) -> str:
     return str(item.folder)
 
 
-def from_hub(item: Asset) -> str:
-    """The hub's own copy of a model, in the hub's cache: weights, configuration and tokenizer."""
-    from huggingface_hub import snapshot_download
-
+def ask_hub(item: Asset) -> None:
+    """Say at once that there is no way to the hub; its own library takes most of a minute."""
     hub = os.environ.get("HF_ENDPOINT", "https://huggingface.co")
     try:
-        # Otherwise it takes three quarters of a minute to say that there is no way to it.
         urllib.request.urlopen(hub, timeout=3).close()
     except urllib.error.HTTPError:
         pass  # it answers
@@ -127,9 +124,26 @@ def from_hub(item: Asset) -> str:
         way = "unset COURSE_ASSETS to use packaged assets, or connect this machine"
         what = f"the hub cannot be reached for {item.hub!r}: {error}"
         raise CourseError(what, hub, way) from None
+
+
+def from_hub(item: Asset) -> str:
+    """The hub's own copy of a model, in the hub's cache: weights, configuration and tokenizer."""
+    from huggingface_hub import constants, snapshot_download
+    from huggingface_hub.errors import LocalEntryNotFoundError
+
+    offline = constants.HF_HUB_OFFLINE
+    if not offline:
+        ask_hub(item)
     wanted = ["*.json", "*.safetensors", "*.txt", "*.jinja"]
     commit = item.revision or None
-    folder = snapshot_download(item.hub, revision=commit, allow_patterns=wanted)
+    try:
+        folder = snapshot_download(item.hub, revision=commit, allow_patterns=wanted)
+    except LocalEntryNotFoundError:
+        if not offline:
+            raise
+        way = "unset HF_HUB_OFFLINE, or unset COURSE_ASSETS to use packaged assets"
+        what = "HF_HUB_OFFLINE is set, and this model is not in the hub's cache"
+        raise CourseError(what, item.hub, way) from None
     print(f"asset {item.name}: {item.what}")
     print(f"  licence {item.licence}")
     print(f"  from the hub, {item.hub}, commit {Path(folder).name}")

@@ -1,8 +1,9 @@
 """Continuous batching: requests join and leave a running batch between two tokens.
 
-The batch is one key-value cache with a row for each request, padded on the left. A request that
-arrives is read alone and its row is added; a request that has ended takes its row along. So nobody
-waits for the longest of a batch, and the weights are read once for the next token of all.
+The batch is one key-value cache with a row for each request, padded on the left. Requests that find a
+free slot at one time are read together and their rows are added; a request that has ended takes its
+row along. So nobody waits for the longest of a batch, and the weights are read once for the next
+token of all.
 """
 
 from __future__ import annotations
@@ -96,26 +97,42 @@ class Engine:
     def step(self) -> list[tuple[Request, int]]:
         """The first tokens of requests that found a free slot, else one token for each that runs."""
         self._retire()
-        made = []
-        while self.waiting and len(self.running) < self.slots:
-            request = self.waiting.popleft()
-            if not request.ended:
-                made.append((request, self._join(request)))
+        joining = self._find_joining()
         # While prompts are read the others wait.
-        if made or not self.running:
-            return made
+        if joining or not self.running:
+            return self._join(joining)
         return self._next_tokens()
 
-    def _join(self, request: Request) -> int:
-        """Read a prompt alone, add its row to the batch, write its first token."""
-        ids = torch.tensor([request.prompt], device=self.model.device)
-        cache = DynamicCache(config=self.model.config)
+    def _find_joining(self) -> list[Request]:
+        """Those that have waited longest, one for each free slot."""
+        joining: list[Request] = []
+        while self.waiting and len(self.running) + len(joining) < self.slots:
+            request = self.waiting.popleft()
+            if not request.ended:
+                joining.append(request)
+        return joining
+
+    def _join(self, joining: list[Request]) -> list[tuple[Request, int]]:
+        """Read some prompts in one pass, add their rows to the batch, write their first tokens."""
+        if not joining:
+            return []
+        ids, mask = pad_left([request.prompt for request in joining])
+        places = (mask.cumsum(-1) - 1).clamp(min=0)
+        device = self.model.device
         made = self.model(
-            ids, past_key_values=cache, use_cache=True, logits_to_keep=1
+            input_ids=ids.to(device),
+            attention_mask=mask.to(device),
+            position_ids=places.to(device),
+            past_key_values=DynamicCache(config=self.model.config),
+            use_cache=True,
+            logits_to_keep=1,
         )
-        self.rows.add(made.past_key_values)
-        self.running.append(request)
-        return request.take(made.logits[0, -1])
+        self.rows.add(made.past_key_values, mask.to(device))
+        self.running += joining
+        logits = made.logits[:, -1]
+        return [
+            (request, request.take(row)) for request, row in zip(joining, logits)
+        ]
 
     def _next_tokens(self) -> list[tuple[Request, int]]:
         """One pass of the model for all rows."""
@@ -142,19 +159,16 @@ class Rows:
         self.cache: Any = None
         self.mask = torch.zeros(0, 0, dtype=torch.long)
 
-    def add(self, cache: Any) -> None:
-        """Add the row of a prompt that was read alone."""
-        length = cache.get_seq_length()
-        device = cache.layers[0].keys.device
-        one = torch.ones(1, length, dtype=torch.long, device=device)
+    def add(self, cache: Any, mask: torch.Tensor) -> None:
+        """Add the rows of prompts that were just read."""
         if self.cache is None:
-            self.cache, self.mask = cache, one
+            self.cache, self.mask = cache, mask
             return
-        longest = max(length, self.mask.shape[1])
+        longest = max(mask.shape[1], self.mask.shape[1])
         for layer, new in zip(self.cache.layers, cache.layers):
             layer.keys = stack(layer.keys, new.keys, longest)
             layer.values = stack(layer.values, new.values, longest)
-        self.mask = stack(self.mask[..., None], one[..., None], longest)[..., 0]
+        self.mask = stack(self.mask[..., None], mask[..., None], longest)[..., 0]
 
     def read(self, model: Any, ids: torch.Tensor) -> torch.Tensor:
         """Read one token of each row: the logits that follow."""
@@ -181,6 +195,22 @@ class Rows:
         for layer in self.cache.layers:
             layer.keys = layer.keys[chosen, :, start:]
             layer.values = layer.values[chosen, :, start:]
+
+
+def pad_left(rows: list[list[int]]) -> tuple[torch.Tensor, torch.Tensor]:
+    """Rows of token ids as one batch, and its mask: 0 where nothing is to be read.
+
+    >>> ids, mask = pad_left([[7], [8, 9]])
+    >>> ids.tolist(), mask.tolist()
+    ([[0, 7], [8, 9]], [[0, 1], [1, 1]])
+    """
+    longest = max(map(len, rows))
+    ids = torch.zeros(len(rows), longest, dtype=torch.long)
+    mask = torch.zeros_like(ids)
+    for number, row in enumerate(rows):
+        ids[number, longest - len(row) :] = torch.tensor(row)
+        mask[number, longest - len(row) :] = 1
+    return ids, mask
 
 
 def stack(old: torch.Tensor, new: torch.Tensor, length: int) -> torch.Tensor:

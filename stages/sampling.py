@@ -6,6 +6,7 @@ from typing import Any
 
 import torch
 
+from stages.inference import pad_left
 from stages.problems import Problem
 
 START = "<|endoftext|>"  # what parts the documents in the training of our models
@@ -123,13 +124,7 @@ class Batch:
             self.tokenizer(text, add_special_tokens=False)["input_ids"]
             for text in prompts
         ]
-        longest = max(map(len, rows))
-        ids = torch.zeros(len(rows), longest, dtype=torch.long)
-        mask = torch.zeros_like(ids)
-        for place, row in enumerate(rows):
-            ids[place, longest - len(row) :] = torch.tensor(row)
-            mask[place, longest - len(row) :] = 1
-        return ids, mask
+        return pad_left(rows)
 
     def forward(self, ids: torch.Tensor, places: torch.Tensor, **more: Any) -> Any:
         """One pass of the model, which computes the logits of the last place alone."""

@@ -18,6 +18,7 @@ from functools import cache
 from html.parser import HTMLParser
 from pathlib import Path
 from urllib.parse import quote, unquote, urlsplit
+from xml.etree import ElementTree
 
 import browser as browsers
 import pytest
@@ -193,6 +194,21 @@ def bytes_of(addresses: list[str]) -> tuple[int, int]:
     files = [Path(place) for place in places if place.startswith(str(SITE))]
     script = sum(file.stat().st_size for file in files if file.suffix == ".js")
     return script, sum(file.stat().st_size for file in files)
+
+
+def test_every_part_of_a_formula_has_what_it_wants():
+    wanted = {"msub": 2, "msup": 2, "mfrac": 2, "munder": 2, "mover": 2}
+    wanted |= {"msubsup": 3, "munderover": 3}
+    count = 0
+    for page in pages():
+        text = page.read_text(encoding="utf-8")
+        for formula in re.findall(r"<math.*?</math>", text, flags=re.S):
+            for part in ElementTree.fromstring(formula).iter():
+                name = part.tag.rpartition("}")[2]
+                count += name in wanted
+                if name in wanted:
+                    assert len(part) == wanted[name], (page.name, formula)
+    assert count > 100
 
 
 def test_no_page_is_heavy(visits):

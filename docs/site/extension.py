@@ -21,8 +21,9 @@ NOT_IN = (
 
 # What the converter sets without a space: a function beside its argument, and a sign it takes for a name.
 FUNCTION = re.compile(r"(?<=</mi>)(?=<mi>(?:ln|log|exp|sin|cos)</mi>)")
+# Within <msub> the next element is the base of a logarithm, and a third one would undo it.
 ARGUMENT = re.compile(
-    r"(<mi>(?:ln|log|exp|sin|cos)</mi>)(?=<m(?:i|n|sub|sup|frac)>)"
+    r"(?<!<msub>)(<mi>(?:ln|log|exp|sin|cos)</mi>)(?=<m(?:i|n|sub|sup|frac)>)"
 )
 THIN = '<mspace width="0.167em"/>'
 

@@ -16,6 +16,8 @@ release = os.environ.get("COURSE_COMMIT", "")
 extensions = ["myst_nb", "extension"]
 # Outputs are those of the committed lessons.
 nb_execution_mode = "off"
+# What a cell shows as Markdown may have tables.
+nb_render_markdown_format = "myst"
 myst_enable_extensions = ["dollarmath", "attrs_block", "attrs_inline", "html_image"]
 myst_heading_anchors = 4
 # A lesson may link to a heading by the name that GitHub gives it.

@@ -50,6 +50,14 @@ def the_whole_range(rows, k):
     return report_well(rows, k)[0], 0.0, 1.0
 
 
+def nine_tenths(rows, k):
+    size = len(verdicts_of(rows))
+    points = [pass_at_k(len(row), sum(row), k) for row in verdicts_of(rows)]
+    draws = np.random.default_rng(0).integers(size, size=(10_000, size))
+    means = np.array(points)[draws].mean(1)
+    return (report_well(rows, k)[0], *np.quantile(means, [0.05, 0.95]))
+
+
 def too_few_are_enough(rows, k):
     short = min(map(len, verdicts_of(rows)))
     return report_well(rows, min(k, short))
@@ -69,6 +77,7 @@ lesson.refuse(
         with_float_binomials,
         programs_drawn,
         the_whole_range,
+        nine_tenths,
         too_few_are_enough,
         the_first_k,
     ],

@@ -254,7 +254,14 @@ class Mixture(Split):
     sources: list[tuple[list[Split], int]] = field(default_factory=list)
 
     def __len__(self) -> int:
-        return min(size * self.turn // rows for size, rows in self.sizes)
+        whose = take_turns([rows for _, rows in self.sources])
+        ends = []
+        for number, (size, rows) in enumerate(self.sizes):
+            places = np.flatnonzero(whose == number)
+            turns, rest = divmod(size, rows)
+            # The row behind its last one stands here.
+            ends.append(turns * self.turn + int(places[rest]))
+        return min(ends)
 
     @property
     def turn(self) -> int:

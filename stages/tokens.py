@@ -255,13 +255,10 @@ class Mixture(Split):
 
     def __len__(self) -> int:
         whose = take_turns([rows for _, rows in self.sources])
-        ends = []
-        for number, (size, rows) in enumerate(self.sizes):
-            places = np.flatnonzero(whose == number)
-            turns, rest = divmod(size, rows)
-            # The row behind its last one stands here.
-            ends.append(turns * self.turn + int(places[rest]))
-        return min(ends)
+        return min(
+            size // rows * self.turn + int(np.flatnonzero(whose == k)[size % rows])
+            for k, (size, rows) in enumerate(self.sizes)
+        )
 
     @property
     def turn(self) -> int:
@@ -271,11 +268,7 @@ class Mixture(Split):
     @property
     def sizes(self) -> list[tuple[int, int]]:
         """Of each source all its rows, and those of a turn."""
-        sizes = []
-        for splits, rows in self.sources:
-            size = sum(map(len, splits))
-            sizes.append((size, rows))
-        return sizes
+        return [(sum(map(len, splits)), rows) for splits, rows in self.sources]
 
     def rows_at(self, positions: np.ndarray, seed: int) -> np.ndarray:
         """The numbers of the rows at these positions; each source has an order of its own."""

@@ -55,7 +55,7 @@ def clean_rows(rows: Iterator[Row], facts: list[Row]) -> Iterator[Row]:
     """Clean each row by itself; exact duplicates stay, because it takes all files to know them."""
     for row in rows:
         fact = {name: row[name] for name in ("package", "path", "hash", "size")}
-        fact["key"] = content_key(row["content"])
+        fact["key"] = content_key(row["content"].encode())
         rejected: Rejected = []
         passed: list[Row] = []
         yield from clean([row], rejected, passed)

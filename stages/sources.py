@@ -260,12 +260,12 @@ def blob_id(data: bytes) -> str:
     >>> blob_id(b"")
     'e69de29bb2d1d6434b8b29ae775ad8c2e48c5391'
     """
-    named = b"blob %d\0" % len(data) + data
-    digest = hashlib.sha1(named, usedforsecurity=False)
+    digest = hashlib.sha1(b"blob %d\0" % len(data), usedforsecurity=False)
+    digest.update(data)
     return digest.hexdigest()
 
 
-def read_file(path: Path) -> tuple[bytes, str]:
+def read_file(path: str | Path) -> tuple[bytes, str]:
     """The bytes of a file, and why they are of no use if they are not. It never raises."""
     try:
         before = os.stat(path)
@@ -275,7 +275,7 @@ def read_file(path: Path) -> tuple[bytes, str]:
             return b"", "too large to read"
         with open(path, "rb") as file:
             data = file.read()
-        after = os.stat(path)
+            after = os.fstat(file.fileno())
         # What holds a NUL is binary: it is stored, and the query leaves it out.
         if b"\0" not in data:
             data.decode()
@@ -287,4 +287,4 @@ def read_file(path: Path) -> tuple[bytes, str]:
         return b"", "unreadable"
     if (before.st_size, before.st_mtime_ns) != (len(data), after.st_mtime_ns):
         return b"", "changed while read"
-    return data, "" if data.strip() else "empty"
+    return data, "empty" if not data or data.isspace() else ""

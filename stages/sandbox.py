@@ -71,6 +71,7 @@ class Sandbox:
         self.count = workers
         self.limits = limits or Limits()
         self.workers: queue.SimpleQueue[Any] = queue.SimpleQueue()
+        self.open = False
 
     @staticmethod
     def available() -> tuple[bool, str]:
@@ -90,9 +91,11 @@ class Sandbox:
         except BaseException:
             self.__exit__()
             raise
+        self.open = True
         return self
 
     def __exit__(self, *error: object) -> None:
+        self.open = False
         while not self.workers.empty():
             self.workers.get().close()
 
@@ -121,6 +124,9 @@ class Sandbox:
 
     def each(self, works: list[Work], limits: Limits) -> list[Verdict]:
         """One verdict for each work, as many at once as there are workers."""
+        if not self.open:
+            fix = "run programs inside `with Sandbox() as sandbox:`"
+            raise CourseError("the sandbox is closed", "Sandbox", fix)
         threads = ThreadPoolExecutor(self.count)
         try:
             return list(threads.map(lambda work: self.one(work, limits), works))

@@ -367,6 +367,26 @@ def test_a_script_ends_as_it_ends(program, outcome, message):
 
 
 @caged
+def test_a_sandbox_that_is_closed_says_so_and_does_not_wait(sandbox):
+    closed = Sandbox(1)
+    with pytest.raises(CourseError, match="closed"):
+        closed.run([("x = 1", None)])
+    with closed:
+        assert closed.run([("print(1)", None)])[0].output == "1\n"
+    with pytest.raises(CourseError, match="closed"):
+        closed.judge([("x = 1", "assert x == 1")])
+
+
+def test_a_set_has_one_order_in_every_cage():
+    program = "print(list(set('transformer')))"
+    said = set()
+    for _ in range(3):
+        with Sandbox(2) as sandbox:
+            verdicts = sandbox.run([(program, None)] * 2)
+        said |= {verdict.output for verdict in verdicts}
+    assert len(said) == 1
+
+
 def test_a_worker_that_is_killed_is_replaced_and_takes_all_with_it(sandbox):
     worker = only(sandbox)
     below = descendants(worker.process.pid)

@@ -66,7 +66,18 @@ class Worker:
         )
         self.control.settimeout(PATIENCE)
         folder = str(Path(__file__).parent.parent)
-        words = [base_interpreter(), "-I", "-S", "-B", "-X", "utf8", "-c", START]
+        # Isolated (-I), but for the seed of hashes, which it would not take from the environment.
+        words = [
+            base_interpreter(),
+            "-P",
+            "-s",
+            "-S",
+            "-B",
+            "-X",
+            "utf8",
+            "-c",
+            START,
+        ]
         with other:
             self.process = subprocess.Popen(
                 [*words, folder, str(other.fileno())],
@@ -139,6 +150,8 @@ def base_interpreter() -> str:
 def environment() -> dict[str, str]:
     """All that a program finds in its environment."""
     names = {"LANG": "C.UTF-8", "HOME": "/tmp", "PATH": "/usr/bin:/bin"}
+    # With one seed a set gives its members in one order, whichever worker runs the program.
+    names["PYTHONHASHSEED"] = "0"
     libraries = os.environ.get("LD_LIBRARY_PATH")
     return names | ({"LD_LIBRARY_PATH": libraries} if libraries else {})
 

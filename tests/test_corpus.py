@@ -443,6 +443,18 @@ def test_each_filter_takes_its_own(package, tmp_path, monkeypatch):
     }
 
 
+@pytest.mark.parametrize(
+    "name", ["General Public", "Mozilla Public", "GPLv3", "GPL-2.0"]
+)
+def test_each_name_of_a_copyleft_licence_is_seen_in_a_header(name):
+    content = f"# {name}\n{LINES}"
+    row = {"content": content, "package": "p", "path": "a.py"}
+    row |= {"license": "MIT", "hash": "0" * 40}
+    reason, evidence = corpus.objection(row, content.encode())
+    assert reason == "copyleft header"
+    assert evidence in name
+
+
 def test_ballast_keeps_the_same_share_everywhere():
     data = LINES.encode()
     facts = {

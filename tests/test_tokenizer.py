@@ -12,6 +12,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+import regex
 from huggingface_hub import constants, snapshot_download
 from huggingface_hub.errors import RepositoryNotFoundError
 from hypothesis import given, settings
@@ -126,6 +127,12 @@ def test_by_hand_equals_the_library():
             ranks[part] for part in tokenization.join_pieces(word.encode(), ranks)
         ]
         assert by_hand == tokenizer(word)["input_ids"]
+
+
+@given(st.text(alphabet="aé'st 1²_=\n\r\t\u3000", max_size=30))
+def test_gpt2s_rule_cuts_as_it_was_published(text):
+    published = r"'s|'t|'re|'ve|'m|'ll|'d| ?\p{L}+| ?\p{N}+| ?[^\s\p{L}\p{N}]+|\s+(?!\S)|\s+"
+    assert regex.findall(PATTERNS["gpt2"], text) == regex.findall(published, text)
 
 
 def test_merges_compress_as_well_as_the_librarys():

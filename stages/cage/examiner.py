@@ -140,7 +140,8 @@ def plain_only() -> Any:
     def method(self: Handle, *others: object) -> NoReturn:
         remote = remote_of(self)
         kind = object.__getattribute__(self, "_kind")
-        remote.end("refused", f"a {kind} of the program is no plain value to judge")
+        message = f"the program's {kind!r} object is no plain value to judge"
+        remote.end("refused", message)
 
     return method
 

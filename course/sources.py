@@ -136,10 +136,10 @@ def ours(row: Row, notebook: Notebook) -> str:
 def code(text: str) -> str:
     """Words as code in a table's cell, in as many backticks as they need.
 
-    >>> code("a | b"), code("`x`")
-    ('`a \\\\| b`', '`` `x` ``')
+    >>> code("a | b"), code("`x`"), code("if a:   b")
+    ('`a \\\\| b`', '`` `x` ``', '`if a:   b`')
     """
-    text = re.sub(r"\s+", " ", text).strip().replace("|", r"\|")
+    text = text.strip().replace("|", r"\|")
     if "`" in text:
         return f"`` {text} ``"
     return f"`{text}`"
@@ -162,7 +162,7 @@ def tables() -> dict[str, list[dict[str, str]]]:
             continue
         lessons.setdefault(row.lesson, []).append(
             {
-                "quote": code(row.quote),
+                "quote": code(re.sub(r"\s+", " ", row.quote)),
                 "about": plain(row.about),
                 "source": plain(page.source[row.source].title),
                 "ours": our_cell(row, notebooks[row.lesson]),

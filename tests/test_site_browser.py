@@ -519,6 +519,23 @@ def test_a_lesson_prints(browser):
     assert len(printed) > 200_000
 
 
+def test_on_paper_nothing_lies_over_the_text(browser):
+    """A link that is fixed on the screen would stand on every sheet, over what is there."""
+    browser.open(sorted((SITE / "notebooks").glob("05_*.html"))[0])
+    browser.size(800, 1000)  # about a sheet
+    fixed = """return [...document.querySelectorAll("body *")].filter(one => {
+        const {width, height, left, right} = one.getBoundingClientRect();
+        const there = width * height && right > 0 && left < innerWidth;
+        return there && getComputedStyle(one).position == "fixed";
+    }).map(one => one.className)"""
+    assert "skip-to-content" in str(browser.run(fixed))
+    browser.tool("Emulation.setEmulatedMedia", media="print")
+    try:
+        assert browser.run(fixed) == []
+    finally:
+        browser.tool("Emulation.setEmulatedMedia", media="")
+
+
 # axe --------------------------------------------------------------------------------------------
 
 

@@ -287,6 +287,45 @@ def test_a_lesson_that_stops_by_itself_is_told(tmp_path, monkeypatch):
         grade.judge(lesson, [one])
 
 
+LEARN = 'count = len(learn_ranks(["the theme"], 258, PATTERNS["code"]))'
+COUNT = """
+@lesson.exercise("00.1")
+def check():
+    assert count == 258, "two joins"
+"""
+
+
+@caged
+def test_an_answer_may_train_a_tokenizer_after_the_lesson_has(
+    tmp_path, monkeypatch
+):
+    """The trainer's threads stay behind when the process is copied, and it would wait for them."""
+    monkeypatch.setenv("COURSE_BUILD", str(tmp_path))
+    monkeypatch.setattr(grade, "SECONDS", 20.0)
+    lesson = tmp_path / "00_small.ipynb"
+    imports = "from stages.tokenizer import PATTERNS, learn_ranks\n"
+    cell = {"cell_type": "code", "outputs": [], "metadata": {}}
+    code = [LESSON + imports + LEARN, COUNT]
+    write(lesson, {"cells": [{**cell, "source": text} for text in code]})
+    one = grade.Submission("kim", lesson, lesson, {"00.1": LEARN})
+    (line,) = grade.judge(lesson, [one])
+    assert line["verdict"] == "pass", line
+
+
+@caged
+def test_what_a_lesson_runs_apart_fails_in_the_lesson(tmp_path, monkeypatch):
+    monkeypatch.setenv("COURSE_BUILD", str(tmp_path))
+    lesson = tmp_path / "00_small.ipynb"
+    imports = "from stages.tokenizer import PATTERNS, learn_ranks\n"
+    few = LEARN.replace("258", "8")
+    cell = {"cell_type": "code", "outputs": [], "metadata": {}}
+    code = [LESSON + imports + few, COUNT]
+    write(lesson, {"cells": [{**cell, "source": text} for text in code]})
+    one = grade.Submission("kim", lesson, lesson, {"00.1": LEARN})
+    with pytest.raises(CourseError, match="8 tokens cannot spell all bytes"):
+        grade.judge(lesson, [one])
+
+
 def test_where_the_solution_fails_no_verdict_counts():
     rows = [
         grade.row(grade.CONTROL, "05.1", "pass", ""),

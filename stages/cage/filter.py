@@ -24,12 +24,14 @@ Numbers = dict[str, dict[str, dict[str, int]]]
 ARCHITECTURE = {"x86_64": 0xC000003E, "aarch64": 0xC00000B7}
 ALLOW, KILL = 0x7FFF0000, 0x80000000
 REFUSE = 0x00050001  # EPERM
-ABSENT = 0x00050026  # ENOSYS: the C library then takes an older call
+# ENOSYS: the C library then takes an older call, and a library of threads works without any
+ABSENT = 0x00050026
 # load a word of the call; jump if equal, if greater or equal, if a bit is set; return
 LOAD, EQUAL, ABOVE, BITS, RETURN = 0x20, 0x15, 0x35, 0x45, 0x06
 NUMBER, ARCH = 0, 4
 X32 = 0x40000000
 MODE_FILTER = 2
+THREAD = 0x00010000  # of clone's flags
 
 TERMINAL_ASKS = [0x5401, 0x5413, 0x541B, 0x5421, 0x5450, 0x5451]
 THREAD_NAMES = [15, 16]
@@ -77,6 +79,13 @@ def allow_plain_clone(number: int) -> list[Instruction]:
     return [(EQUAL, 0, len(checks), number), *checks]
 
 
+def refuse_clone(number: int) -> list[Instruction]:
+    """Refuse a process, and answer as a kernel without threads to who asks for one."""
+    checks = [(LOAD, 0, 0, argument(0)), (BITS, 0, 1, THREAD)]
+    checks += [give(ABSENT), give(REFUSE)]
+    return [(EQUAL, 0, len(checks), number), *checks]
+
+
 def read_calls() -> Numbers:
     """The lists of calls.toml: group, architecture, name, number."""
     text = Path(__file__).with_name("calls.toml").read_text(encoding="utf-8")
@@ -101,7 +110,9 @@ def instructions(
     program += allow_reading(judged["prlimit64"])
     if processes:
         program += allow_plain_clone(judged["clone"])
-        program += [(EQUAL, 0, 1, judged["clone3"]), give(ABSENT)]
+    else:
+        program += refuse_clone(judged["clone"])
+    program += [(EQUAL, 0, 1, judged["clone3"]), give(ABSENT)]
     return [*program, give(REFUSE)]
 
 

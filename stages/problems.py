@@ -8,7 +8,7 @@ import textwrap
 import tomllib
 import warnings
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -18,7 +18,10 @@ LADDER = Path(__file__).parent / "problems.toml"
 # A line at the margin ends a function, unless it only closes a bracket.
 MARGIN = re.compile(r"\n(?=[^\s)\]}])")
 # The same, but a program may have several functions and what they need.
-NO_PROGRAM = re.compile(r"\n(?=[^\s)\]}])(?!def |import |from |class |@|\w+ ?=)")
+PART = r"def |import |from |class |@|\w+ ?="
+NO_PROGRAM = re.compile(rf"\n(?=[^\s)\]}}])(?!{PART})")
+# While the model still writes, the first word of a line may become such a part.
+NO_PROGRAM_YET = re.compile(rf"\n(?=[^\s)\]}}])(?!{PART}|\w+ ?\Z)")
 
 
 @dataclass(frozen=True)
@@ -32,6 +35,7 @@ class Problem:
     tests: str  # lines of Python, run after the program
     wrong: tuple[str, ...] = ()  # completions that the tests refuse
     ends: re.Pattern[str] = MARGIN  # what ends a completion
+    stops: re.Pattern[str] = MARGIN  # what stops the model that writes it
 
     def program(self, completion: str) -> str:
         """The program that a completion makes: the prompt, and the completion up to its end."""
@@ -129,6 +133,7 @@ def mbpp() -> list[Problem]:
         told = told.strip('"')
         prompt = f'"""\n{told}\n{example}\n"""'
         solution = "\n" + one.solution.rstrip()
-        problem = Problem(one.name, 0, prompt, solution, one.tests, ends=NO_PROGRAM)
+        problem = Problem(one.name, 0, prompt, solution, one.tests)
+        problem = replace(problem, ends=NO_PROGRAM, stops=NO_PROGRAM_YET)
         problems.append(problem)
     return problems

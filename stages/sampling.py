@@ -146,7 +146,7 @@ class Batch:
             elif self.alive[row]:
                 self.written[row].append(token)
                 text = self.tokenizer.decode(self.written[row])
-                self.alive[row] = not self.problems[row].ends.search(text)
+                self.alive[row] = not self.problems[row].stops.search(text)
         self.last = tokens
 
     def step(self) -> None:

@@ -127,6 +127,18 @@ def test_the_cut_leaves_what_is_right_as_it_is(benchmark):
     assert set(changed) <= {"MBPP/64"}  # its own solution has a body at the margin
 
 
+def test_a_right_solution_is_stopped_in_none_of_its_signs(benchmark):
+    """A model writes `def` before the blank behind it."""
+    stopped = set()
+    for one in benchmark:
+        solution = one.solution.rstrip()
+        parts = (solution[:size] for size in range(len(solution) + 1))
+        if any(map(one.stops.search, parts)):
+            stopped.add(one.name)
+        assert one.stops.search(solution + "\n\nassert True\n")
+    assert stopped <= {"MBPP/64"}
+
+
 def test_a_prompt_of_a_benchmark_ends_where_the_model_goes_on(benchmark):
     assert len(benchmark) in (164, 500)
     for one in benchmark:

@@ -66,7 +66,7 @@ def test_greedy_completions_are_the_librarys(model, tokenizer):
     made = complete(model, tokenizer, asked, most=20)
     for one, (text,) in zip(asked, made):
         whole = alone(model, tokenizer, one.prompt, 20)
-        assert text == up_to_the_end(whole, one.ends)
+        assert text == up_to_the_end(whole, one.stops)
 
 
 def ending_early(tokenizer, model):
@@ -78,7 +78,7 @@ def ending_early(tokenizer, model):
         letter = text[(3 * place) % len(text)] if text else "?"
         ends.append(re.compile(re.escape(letter)))
     return [
-        Problem(one.name, 0, one.prompt, "", "", (), end)
+        Problem(one.name, 0, one.prompt, "", "", (), end, end)
         for one, end in zip(asked, ends)
     ]
 
@@ -93,7 +93,7 @@ def test_who_leaves_the_batch_changes_nothing_for_the_others(
     assert len({len(texts[0]) for texts in made}) > 2  # they do not end together
     for one, texts in zip(asked, made):
         whole = alone(model, tokenizer, one.prompt, 20)
-        assert texts == [up_to_the_end(whole, one.ends)] * 2
+        assert texts == [up_to_the_end(whole, one.stops)] * 2
 
 
 def test_the_completions_come_in_the_order_of_the_problems(model, tokenizer):

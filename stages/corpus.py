@@ -177,13 +177,18 @@ def body(text: str) -> str:
     return HEADER.sub("", text)
 
 
-def show_examples(rows: list, pattern: str = r"\S.*", count: int = 3) -> None:
-    """Print a few removed files: where, on what evidence, and the first line that fits."""
+def show_examples(
+    rows: list, pattern: str = r"\S.*", count: int = 3, of: int | None = None
+) -> None:
+    """Print a few removed files: where, on what evidence, and the first line that fits.
+
+    `of` says how many there are, where `rows` has only some of them.
+    """
     for path, detail, text in rows[:count]:
         line = re.search(pattern, text)
         excerpt = line[0].strip() if line else ""
         print(f"{path}\n    {detail} | {excerpt[:64]}")
-    print(f"... {len(rows)} in all")
+    print(f"... {of or len(rows)} in all")
 
 
 def read_texts(corpus: Path, split: str, megabytes: float = 1e9) -> Iterator[str]:

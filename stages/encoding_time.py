@@ -63,7 +63,7 @@ def draw_parts(seconds: Mapping[str, float]) -> None:
     merges = seconds["encode_batch_fast"] - seconds["letters"]
     rival_merges = seconds["tiktoken"] - seconds["look-ups"]
     parts = {
-        "search": (seconds["search"], seconds["look-ups"]),
+        "search (tiktoken: and look-ups)": (seconds["search"], seconds["look-ups"]),
         "strings": (strings, 0.0),
         "letters": (letters, 0.0),
         "merges": (merges, rival_merges),

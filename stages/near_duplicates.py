@@ -95,6 +95,22 @@ def shingles_of(text: str, length: int) -> np.ndarray:
     return np.unique(found)
 
 
+def words_behind(text: str, length: int, shingle: int) -> str:
+    """The words of a shingle, if the text has it.
+
+    >>> [shingle, *_] = shingles_of("to be or not", 3).tolist()
+    >>> words_behind("to be or not", 3, shingle) in ("to be or", "be or not")
+    True
+    """
+    words = words_of(text.encode())
+    hashes = shingles(word_hashes(words), length)
+    places = np.flatnonzero(hashes == np.uint64(shingle))
+    if not len(places):
+        return ""
+    first = places[0]
+    return b" ".join(words[first : first + length]).decode()
+
+
 def in_table(hashes: np.ndarray, table: np.ndarray) -> np.ndarray:
     """Which hashes are in a sorted table.
 

@@ -47,5 +47,5 @@ def test_the_parts_add_up(monkeypatch: pytest.MonkeyPatch) -> None:
     library = {"search": 2.0, "strings": 5.0, "letters": 8.0}
     rival = {"look-ups": 1.0, "tiktoken": 1.5, "encode_batch_fast": 10.0}
     draw_parts({**library, **rival})
-    shares = "search 20% and 10%, strings 30% and 0%, letters 30% and 0%"
+    shares = "search (tiktoken: and look-ups) 20% and 10%, strings 30% and 0%, letters 30% and 0%"
     assert told[0].endswith(f"{shares}, merges 20% and 5%")

@@ -7,7 +7,13 @@ import torch
 from safetensors import safe_open
 from tokenizers import Tokenizer, models, normalizers, pre_tokenizers
 from tokenizers.processors import TemplateProcessing
-from transformers import GPT2Config, GPT2LMHeadModel, PreTrainedTokenizerFast
+from transformers import (
+    AutoTokenizer,
+    GPT2Config,
+    GPT2LMHeadModel,
+    GPT2TokenizerFast,
+    PreTrainedTokenizerFast,
+)
 
 from utils.assets import asset
 
@@ -141,3 +147,31 @@ def test_rows_of_smollm2s_unused_names_differ_by_rounding_alone():
     assert (used - rows[0]).abs().max() > 50 * step
     likeness = torch.nn.functional.cosine_similarity(rows[:, None], rows, dim=2)
     assert likeness.min() > 0.99995
+
+
+@pytest.fixture
+def gpt2() -> GPT2TokenizerFast:
+    folder = asset("gpt2-vocabulary")
+    files = {"vocab": f"{folder}/encoder.json", "merges": f"{folder}/vocab.bpe"}
+    return GPT2TokenizerFast(**files)
+
+
+def test_splitting_special_tokens_is_kept_only_if_given_at_construction(
+    gpt2, tmp_path
+):
+    gpt2.split_special_tokens = True
+    gpt2.save_pretrained(tmp_path)
+    assert not AutoTokenizer.from_pretrained(tmp_path).split_special_tokens
+    given = AutoTokenizer.from_pretrained(tmp_path, split_special_tokens=True)
+    given.save_pretrained(tmp_path)
+    assert AutoTokenizer.from_pretrained(tmp_path).split_special_tokens
+
+
+def test_a_beginning_asked_for_afterwards_replaces_the_post_processor(gpt2):
+    end = gpt2.eos_token
+    gpt2.backend_tokenizer.post_processor = TemplateProcessing(
+        single=f"{end} $A {end}", special_tokens=[(end, gpt2.eos_token_id)]
+    )
+    assert gpt2("Hi").tokens() == [end, "Hi", end]
+    gpt2.add_bos_token = True
+    assert gpt2("Hi").tokens() == [end, "Hi"]

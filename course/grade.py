@@ -202,7 +202,7 @@ def by_hand(rows: list[Facts], solved: set[str]) -> list[Facts]:
         number = line["exercise"]
         own = control.get(number, {})
         if own and number in solved and own["verdict"] != "pass":
-            hint = f"in the cage the solution itself gets {own['verdict']}"
+            hint = f"the solution itself gets {own['verdict']} in the cage: {own['hint']}"
             line = row(line["who"], number, "by hand", hint)
         if line["who"] != CONTROL:
             told.append(line)
@@ -246,10 +246,14 @@ def judge(lesson: Path, submissions: list[Submission]) -> list[Facts]:
     folder = build_folder() / "grading"
     control = solution_of(lesson)
     handed = hand_over([control, *submissions], folder / "answers")
+    # What the lesson writes for a moment; its checks may read it in the cage.
+    scratch = folder / "scratch"
+    scratch.mkdir(exist_ok=True)
     task = {
         "lesson": lesson.stem,
         "cells": lesson_cells(lesson),
         "submissions": handed,
+        "scratch": str(scratch),
         "seconds": SECONDS,
     }
     log = folder / f"{lesson.stem}.log"
@@ -271,6 +275,7 @@ def judge(lesson: Path, submissions: list[Submission]) -> list[Facts]:
             for line in child.stdout:
                 rows.append(read_line(json.loads(line), lesson))
     shutil.rmtree(folder / "answers")
+    shutil.rmtree(scratch, ignore_errors=True)
     if child.returncode:
         what = f"lesson {lesson.name[:2]} could not be judged"
         raise CourseError(what, log, "read the end of that file")

@@ -104,9 +104,12 @@ def apart(function: Callable[..., Any]) -> Callable[..., Any]:
 def grade(task: Facts, tell: Any) -> None:
     """Run a lesson, and at each check the answers of all that have handed in."""
     tokenizer.learn_ranks = apart(tokenizer.learn_ranks)
+    tempfile.tempdir = os.environ["TMPDIR"] = task["scratch"]
     shell = make_shell()
     limits = replace(LIMITS, seconds=task["seconds"])
     for cell in task["cells"]:
+        if cell["exercises"]:
+            open_up(task["scratch"])
         for submission in task["submissions"] if cell["exercises"] else ():
             for facts in judge(shell, cell, submission["file"], limits):
                 tell({"who": submission["who"], **facts})
@@ -114,6 +117,17 @@ def grade(task: Facts, tell: Any) -> None:
         if error:
             what = f"the lesson itself stopped: {type(error).__name__}: {error}"
             raise CourseError(what, task["lesson"], "run it by itself first")
+
+
+def open_up(folder: str) -> None:
+    """Let the caged copies, which are another user, read what the lesson has written for itself alone."""
+    for place, folders, files in os.walk(folder):
+        for name in folders:
+            os.chmod(os.path.join(place, name), 0o755)
+        for name in files:
+            path = os.path.join(place, name)
+            if not os.path.islink(path):
+                os.chmod(path, 0o644)
 
 
 def judge(shell: Any, cell: Facts, file: str, limits: Limits) -> list[Facts]:
@@ -251,12 +265,12 @@ def enter_cage(answers: int, control: int, limits: Limits) -> None:
 
 
 def visible_paths() -> list[str]:
-    """What a check may read: packages, the course's code, assets, artifacts."""
+    """What a check may read: packages, the course's code, assets, artifacts, the lesson's own files."""
     from utils.assets import home
 
     wanted: list[str | Path] = [*sys.path]
     wanted += [ROOT / "utils", ROOT / "stages", home()]
-    wanted.append(build_folder() / "artifacts")
+    wanted += [build_folder() / "artifacts", tempfile.gettempdir()]
     paths = {os.path.realpath(path) for path in wanted if path}
     # The checkout itself holds more than its code.
     paths -= {str(ROOT), os.getcwd()}

@@ -313,6 +313,22 @@ def test_an_answer_may_train_a_tokenizer_after_the_lesson_has(
 
 
 @caged
+def test_a_check_reads_what_the_lesson_has_written(tmp_path, monkeypatch):
+    monkeypatch.setenv("COURSE_BUILD", str(tmp_path))
+    lesson = tmp_path / "00_small.ipynb"
+    written = "import tempfile\nplace = tempfile.mkdtemp()\n"
+    written += "with open(place + '/four', 'w') as file:\n    file.write('4')\n"
+    check = CHECK.replace("double(4)", "double(int(open(place + '/four').read()))")
+    cell = {"cell_type": "code", "outputs": [], "metadata": {}}
+    code = [LESSON + written, check]
+    write(lesson, {"cells": [{**cell, "source": text} for text in code]})
+    one = grade.Submission("kim", lesson, lesson, {"00.1": RIGHT})
+    (line,) = grade.judge(lesson, [one])
+    assert line["verdict"] == "pass", line
+    assert not (tmp_path / "grading" / "scratch").exists()
+
+
+@caged
 def test_what_a_lesson_runs_apart_fails_in_the_lesson(tmp_path, monkeypatch):
     monkeypatch.setenv("COURSE_BUILD", str(tmp_path))
     lesson = tmp_path / "00_small.ipynb"
@@ -338,7 +354,8 @@ def test_where_the_solution_fails_no_verdict_counts():
     told = grade.by_hand(rows, {"05.1", "05.2"})
     assert [line["who"] for line in told] == ["kim"] * 3
     assert [line["verdict"] for line in told] == ["fail", "by hand", "pass"]
-    assert told[1]["hint"] == "in the cage the solution itself gets error"
+    hint = "the solution itself gets error in the cage: PermissionError"
+    assert told[1]["hint"] == hint
 
 
 def test_the_control_is_the_courses_own_solutions():

@@ -563,10 +563,14 @@ def axe() -> str:
     return program.read_text(encoding="utf-8")
 
 
-# axe leaves out what is folded, so that every fold is opened first; the page has a moment to answer.
+# axe leaves out what is folded, so that every fold is opened first. A colour on its way to another
+# would be judged halfway, so that nothing may take its time; the page has a moment to answer.
 FAULTS = """
 const done = arguments[arguments.length - 1];
 for (const fold of document.querySelectorAll('details')) fold.open = true;
+const still = document.createElement('style');
+still.textContent = '* { transition: none !important; animation: none !important }';
+document.head.append(still);
 setTimeout(() => axe.run(document, {resultTypes: ['violations']}).then(found => done(found.violations
   .filter(one => ['serious', 'critical'].includes(one.impact) || one.id === 'heading-order')
   .map(one => `${one.id}: ${one.nodes.length}: ${one.nodes[0].html.slice(0, 160)}`))), 200);
@@ -574,7 +578,9 @@ setTimeout(() => axe.run(document, {resultTypes: ['violations']}).then(found => 
 
 
 def faults_of(browser) -> list[str]:
-    """What axe finds on the page that is open."""
+    """What axe finds on the page that is open, once its styles and fonts are there."""
+    whole = "return document.readyState === 'complete' && document.fonts.status === 'loaded'"
+    browser.wait(whole)
     browser.run(axe() + ";return 1")
     return browser.ask("POST", "/execute/async", script=FAULTS, args=[])
 

@@ -20,6 +20,7 @@ import os
 import select
 import signal
 import socket
+import stat
 import sys
 import tempfile
 import time
@@ -122,12 +123,13 @@ def grade(task: Facts, tell: Any) -> None:
 def open_up(folder: str) -> None:
     """Let the caged copies, which are another user, read what the lesson has written for itself alone."""
     for place, folders, files in os.walk(folder):
-        for name in folders:
-            os.chmod(os.path.join(place, name), 0o755)
-        for name in files:
+        for name in [*folders, *files]:
             path = os.path.join(place, name)
-            if not os.path.islink(path):
-                os.chmod(path, 0o644)
+            mode = os.lstat(path).st_mode
+            if stat.S_ISDIR(mode):
+                os.chmod(path, mode | 0o555)
+            elif stat.S_ISREG(mode):
+                os.chmod(path, mode | 0o444)
 
 
 def judge(shell: Any, cell: Facts, file: str, limits: Limits) -> list[Facts]:

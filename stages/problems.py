@@ -8,7 +8,7 @@ import textwrap
 import tomllib
 import warnings
 from collections.abc import Callable
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -133,7 +133,14 @@ def mbpp() -> list[Problem]:
         told = told.strip('"')
         prompt = f'"""\n{told}\n{example}\n"""'
         solution = "\n" + one.solution.rstrip()
-        problem = Problem(one.name, 0, prompt, solution, one.tests)
-        problem = replace(problem, ends=NO_PROGRAM, stops=NO_PROGRAM_YET)
+        problem = Problem(
+            one.name,
+            0,
+            prompt,
+            solution,
+            one.tests,
+            ends=NO_PROGRAM,
+            stops=NO_PROGRAM_YET,
+        )
         problems.append(problem)
     return problems

@@ -196,4 +196,4 @@ def test_the_drawing_of_contexts_holds_the_text_of_its_cell() -> None:
     path = NOTEBOOKS / "08_from_text_to_batches.ipynb"
     cells = nbformat.read(path, as_version=4).cells
     source = next(cell.source for cell in cells if cell.id == "contexts")
-    assert f'"{text}\\n"' in source
+    assert f'"{text}"' in source

@@ -137,6 +137,7 @@ def test_gpt2s_rule_cuts_as_it_was_published(text):
     assert regex.findall(PATTERNS["gpt2"], text) == regex.findall(published, text)
 
 
+@settings(deadline=None)  # the first text waits for tiktoken's table
 @given(st.text(alphabet="aé'sLl st 123²_=\n\r\t\u3000", max_size=30))
 def test_nanochats_rule_is_gpt4s_with_two_digits(text):
     """But for white space at the very end, which today's tiktoken keeps in one."""

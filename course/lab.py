@@ -10,6 +10,7 @@ from pathlib import Path
 from course import fetch
 from course.notebooks import select
 from course.work import WORK
+from utils import SURROUNDINGS
 from utils.errors import ROOT
 
 
@@ -33,4 +34,5 @@ def run(only: str | None) -> int:
     # Where no browser can be opened, the address that is printed leads to the lesson.
     command.append(f"--LabApp.default_url=/lab/tree/{file}")
     print(f"opening {file} in JupyterLab; Ctrl-C twice ends it", flush=True)
-    return subprocess.call(command, cwd=ROOT)
+    # A terminal in it can log in at the hub; a lesson goes offline by itself.
+    return subprocess.call(command, cwd=ROOT, env=SURROUNDINGS)

@@ -1,6 +1,7 @@
 """The way in: set-up, doctor, the choice of a build of PyTorch, a learner's own copies."""
 
 import json
+import os
 import re
 import subprocess
 import sys
@@ -470,7 +471,7 @@ def test_the_lab_opens_her_copy_where_there_is_one(shelf, monkeypatch):
     monkeypatch.setattr(
         lab.subprocess,
         "call",
-        lambda line, cwd: called.append(line[-1].split("/tree/")[1]),
+        lambda line, cwd, env: called.append(line[-1].split("/tree/")[1]),
     )
     lab.run("")
     lab.run("05")
@@ -492,7 +493,29 @@ def test_the_lab_opens_also_where_root_is_the_only_user(
     monkeypatch.setattr(fetch, "fetch_all", lambda items: [])
     monkeypatch.setattr(lab.os, "geteuid", lambda: user, raising=False)
     monkeypatch.setattr(
-        lab.subprocess, "call", lambda line, cwd: lines.append(line)
+        lab.subprocess, "call", lambda line, cwd, env: lines.append(line)
     )
     lab.run("")
     assert ("--allow-root" in lines[0]) == told
+
+
+SEES = """
+import subprocess
+from course import lab
+lab.fetch.fetch_all = print
+subprocess.call = lambda command, cwd, env: print("its terminals:", env.get("HF_HUB_OFFLINE"))
+lab.run(None)
+"""
+
+
+@pytest.mark.parametrize("said, seen", [(None, "None"), ("1", "1")])
+def test_a_terminal_in_the_lab_may_log_in_at_the_hub(said, seen):
+    """A lesson goes offline by itself; what Jupyter starts has the variables of the reader's shell."""
+    env = {
+        name: os.environ[name] for name in os.environ if name != "HF_HUB_OFFLINE"
+    }
+    if said:
+        env["HF_HUB_OFFLINE"] = said
+    command = [sys.executable, "-c", SEES]
+    run = subprocess.run(command, env=env, cwd=ROOT, capture_output=True, text=True)
+    assert f"its terminals: {seen}" in run.stdout, run.stderr

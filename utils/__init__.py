@@ -2,6 +2,9 @@
 
 import os
 
+# As the reader's shell left them, for programs of hers that no lesson runs in.
+SURROUNDINGS = dict(os.environ)
+
 # These are set before any library reads them. Offline is the default, because without it a single
 # `from_pretrained("gpt2")` on a machine without a network hangs for most of a minute.
 if os.environ.get("COURSE_ASSETS", "packaged") != "hub":

@@ -183,14 +183,21 @@ def lesson_cells(lesson: Path) -> list[Facts]:
 
 
 def solution_of(lesson: Path) -> Submission:
-    """The course's own answers, which show whether a check can be passed in the cage at all."""
+    """The course's own answers, which show whether a check can be passed in the cage at all.
+
+    A solution stands below its check and may use what that has defined, so the check comes with it.
+    """
     control = Submission(CONTROL, lesson, lesson)
     numbers = [""]
+    check = ""
     for cell in cells(read(lesson), "code"):
         text = source(cell)
-        numbers = numbers_in(text) or numbers
+        if numbers_in(text):
+            numbers = numbers_in(text)
+            check = text
         if "solution" in tags(cell):
-            control.answers[numbers[0]] = SOLUTION.sub("", text)
+            solution = SOLUTION.sub("", text)
+            control.answers[numbers[0]] = f"{check}\n\n{solution}"
     return control
 
 

@@ -18,14 +18,14 @@ import json
 import multiprocessing
 import os
 import select
+import shutil
 import signal
 import socket
-import stat
 import sys
 import tempfile
 import time
 from collections.abc import Callable
-from dataclasses import asdict, replace
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any, NoReturn
 
@@ -42,11 +42,23 @@ Facts = dict[str, Any]
 RECORD_TYPE = "application/vnd.course.record+json"
 LONGEST_HINT = 200
 LONGEST_REPORT = 65_536
-LIMITS = Limits(memory_mb=4096, files_mb=64)
+# Libraries load with threads, and a loader has workers.
+LIMITS = Limits(memory_mb=4096, files_mb=64, processes=16)
 # Not `/tmp`, in which a checkout may lie.
 SCRATCH = "/scratch"
+SHARED_MEMORY = "/dev/shm"
 # The descriptors of a caged copy, behind its three streams.
 ANSWERS, REPORT = 3, 4
+ANYBODY = 0o777
+MEGABYTE = 1 << 20
+
+
+@dataclass(frozen=True)
+class Cage:
+    """What a copy may use, and the lesson's scratch folder, of which each copy gets its own."""
+
+    limits: Limits
+    scratch: str
 
 
 # the lesson -------------------------------------------------------------------------------------
@@ -108,11 +120,10 @@ def grade(task: Facts, tell: Any) -> None:
     tempfile.tempdir = os.environ["TMPDIR"] = task["scratch"]
     shell = make_shell()
     limits = replace(LIMITS, seconds=task["seconds"])
+    cage = Cage(limits, task["scratch"])
     for cell in task["cells"]:
-        if cell["exercises"]:
-            open_up(task["scratch"])
         for submission in task["submissions"] if cell["exercises"] else ():
-            for facts in judge(shell, cell, submission["file"], limits):
+            for facts in judge(shell, cell, submission["file"], cage):
                 tell({"who": submission["who"], **facts})
         _, error = run_cell(shell, cell["source"])
         if error:
@@ -120,19 +131,7 @@ def grade(task: Facts, tell: Any) -> None:
             raise CourseError(what, task["lesson"], "run it by itself first")
 
 
-def open_up(folder: str) -> None:
-    """Let the caged copies, which are another user, read what the lesson has written for itself alone."""
-    for place, folders, files in os.walk(folder):
-        for name in [*folders, *files]:
-            path = os.path.join(place, name)
-            mode = os.lstat(path).st_mode
-            if stat.S_ISDIR(mode):
-                os.chmod(path, mode | 0o555)
-            elif stat.S_ISREG(mode):
-                os.chmod(path, mode | 0o444)
-
-
-def judge(shell: Any, cell: Facts, file: str, limits: Limits) -> list[Facts]:
+def judge(shell: Any, cell: Facts, file: str, cage: Cage) -> list[Facts]:
     """The verdicts on one answer, from a caged copy of this process; most checks give one."""
     answers = os.open(file, os.O_RDONLY)
     mine, theirs = socket.socketpair()
@@ -141,7 +140,7 @@ def judge(shell: Any, cell: Facts, file: str, limits: Limits) -> list[Facts]:
     if pid == 0:
         os.close(written)
         os.read(mapped, 1)
-        be_caged(shell, cell, answers, theirs, limits)
+        be_caged(shell, cell, answers, theirs, cage)
     for one in (answers, mapped):
         os.close(one)
     theirs.close()
@@ -149,7 +148,7 @@ def judge(shell: Any, cell: Facts, file: str, limits: Limits) -> list[Facts]:
     try:
         warden.map_users(folder)
         os.close(written)
-        said, ended = listen(mine, limits.seconds)
+        said, ended = listen(mine, cage.limits.seconds)
     finally:
         os.close(folder)
         mine.close()
@@ -158,7 +157,7 @@ def judge(shell: Any, cell: Facts, file: str, limits: Limits) -> list[Facts]:
     verdicts = read_report(said)
     missing = ("crashed", ended_by(status))
     if not ended:
-        missing = ("timeout", f"not done in {limits.seconds:g} s")
+        missing = ("timeout", f"not done in {cage.limits.seconds:g} s")
     rows = []
     for number in cell["exercises"]:
         verdict, hint = verdicts.get(number, missing)
@@ -226,13 +225,13 @@ def ended_by(status: int) -> str:
 
 
 def be_caged(
-    shell: Any, cell: Facts, answers: int, control: socket.socket, limits: Limits
+    shell: Any, cell: Facts, answers: int, control: socket.socket, cage: Cage
 ) -> NoReturn:
     """Enter the cage, judge one answer there, say how it went."""
     where = control.detach()
     verdicts = {}
     try:
-        enter_cage(answers, where, limits)
+        enter_cage(answers, where, cage)
         where = REPORT
         verdicts = verdicts_on(shell, cell)
     except BaseException as error:
@@ -243,16 +242,15 @@ def be_caged(
         os._exit(0)
 
 
-def enter_cage(answers: int, control: int, limits: Limits) -> None:
+def enter_cage(answers: int, control: int, cage: Cage) -> None:
     """View, scratch, descriptors, rights, limits, filter: in this order, and for good."""
     os.setsid()
     socket.sethostname("cage")
     nothing = os.open(os.devnull, os.O_WRONLY)
     guard = warden.Warden(socket.socket())
-    enter_view(visible_paths())
-    size = f"size={limits.files_mb}m,nr_inodes=1024,mode=777"
-    flags = kernel.NO_SUID | kernel.NO_DEVICES | kernel.NO_EXEC
-    kernel.mount("scratch", SCRATCH, "tmpfs", flags, size)
+    enter_view(visible_paths(), cage.scratch)
+    for folder in (SCRATCH, SHARED_MEMORY):
+        mount_empty(folder, cage.limits.files_mb)
     os.chdir(SCRATCH)
     os.environ |= {"HOME": SCRATCH, "TMPDIR": SCRATCH}
     tempfile.tempdir = SCRATCH
@@ -262,17 +260,17 @@ def enter_cage(answers: int, control: int, limits: Limits) -> None:
     kernel.prctl(kernel.SECURE_BITS, kernel.LOCKED_BITS)
     warden.give_up_rights()
     kernel.prctl(kernel.DUMPABLE, 0)
-    guard.set_limits(asdict(limits))
-    filter.install(guard.filters[limits.processes > 0])
+    guard.set_limits(asdict(cage.limits))
+    filter.install(guard.filters[cage.limits.processes > 0])
 
 
 def visible_paths() -> list[str]:
-    """What a check may read: packages, the course's code, assets, artifacts, the lesson's own files."""
+    """What a check may read: packages, the course's code, assets, artifacts."""
     from utils.assets import home
 
     wanted: list[str | Path] = [*sys.path]
     wanted += [ROOT / "utils", ROOT / "stages", home()]
-    wanted += [build_folder() / "artifacts", tempfile.gettempdir()]
+    wanted += [build_folder() / "artifacts"]
     paths = {os.path.realpath(path) for path in wanted if path}
     # The checkout itself holds more than its code.
     paths -= {str(ROOT), os.getcwd()}
@@ -280,16 +278,48 @@ def visible_paths() -> list[str]:
     return view.without_nested({*view.visible_paths(), *there})
 
 
-def enter_view(paths: list[str]) -> None:
-    """Make a small file system in memory the root, with those paths in it, read-only."""
+def mount_empty(folder: str, megabytes: int) -> None:
+    """A folder in memory in which everybody may write and nothing may be executed."""
+    flags = kernel.NO_SUID | kernel.NO_DEVICES | kernel.NO_EXEC
+    size = f"size={megabytes}m,nr_inodes=16384,mode=777"
+    kernel.mount("scratch", folder, "tmpfs", flags, size)
+
+
+def enter_view(paths: list[str], scratch: str) -> None:
+    """Make a small file system the root: those paths, read-only, and a copy of the scratch folder."""
     kernel.mount("none", "/", "", kernel.RECURSIVE | kernel.PRIVATE)
     safe = kernel.NO_SUID | kernel.NO_DEVICES
     kernel.mount("view", view.PLACE, "tmpfs", safe, "size=4m,mode=755")
-    os.mkdir(view.PLACE + SCRATCH)
+    for folder in (SCRATCH, SHARED_MEMORY):
+        os.makedirs(view.PLACE + folder)
     for path in paths:
         view.show(path)
+    copy_into_memory(scratch, view.PLACE + scratch)
     kernel.restrict_mount(view.PLACE, view.SEALED, deep=False)
     kernel.enter_root(view.PLACE)
+
+
+def copy_into_memory(folder: str, place: str) -> None:
+    """What the lesson has written, for a check that reads it or writes beside it."""
+    files = [path for path in Path(folder).rglob("*") if path.is_file()]
+    megabytes = sum(path.stat().st_size for path in files) // MEGABYTE
+    os.makedirs(place)
+    mount_empty(place, megabytes + LIMITS.files_mb)
+    shutil.copytree(folder, place, True, ignore=neither, dirs_exist_ok=True)
+    # In the cage this process is another user, whom the lesson has not thought of.
+    for path in Path(place).rglob("*"):
+        if not path.is_symlink():
+            path.chmod(ANYBODY)
+
+
+def neither(folder: str, names: list[str]) -> list[str]:
+    """What is no file and no folder, such as a socket, and cannot be copied."""
+    paths = [os.path.join(folder, name) for name in names]
+    return [
+        os.path.basename(path)
+        for path in paths
+        if not (os.path.isfile(path) or os.path.isdir(path))
+    ]
 
 
 def same(cell: Facts, verdict: str, hint: str) -> Facts:

@@ -222,7 +222,11 @@ HOSTILE = {
         "pass",
         "",
     ),
-    "starts a process": ("import os\nos.fork()", "error", "Error"),
+    "starts processes without end": (
+        "import os\nwhile True:\n    os.fork()",
+        "crashed",
+        "without a verdict",
+    ),
     "asks the environment": (
         f"import os\n{TOLD.format('os.environ.get(SECRET)')}",
         "fail",
@@ -312,20 +316,56 @@ def test_an_answer_may_train_a_tokenizer_after_the_lesson_has(
     assert line["verdict"] == "pass", line
 
 
+def write_lesson(path, *code):
+    """A lesson of these cells; one that says that it is a solution is tagged so."""
+    parts = []
+    for text in code:
+        kinds = ["solution"] if "lesson.solution" in text else []
+        cell = {"cell_type": "code", "source": text, "outputs": []}
+        parts.append({**cell, "metadata": {"tags": kinds}})
+    write(path, {"cells": parts})
+    return path
+
+
+WRITES = """
+import tempfile
+place = tempfile.mkdtemp()
+with open(place + "/four", "w") as file:
+    file.write("4")
+"""
+NEEDS = {
+    "what the lesson has written": "assert open(place + '/four').read() == '4'",
+    "to write beside it": "open(place + '/five', 'x').close()",
+    "a thread": "import threading; threading.Thread(target=print).start()",
+    "a process": "import os; os.fork() or os._exit(0); os.wait()",
+    "shared memory": "import multiprocessing; multiprocessing.Lock()",
+}
+
+
 @caged
-def test_a_check_reads_what_the_lesson_has_written(tmp_path, monkeypatch):
+@pytest.mark.parametrize("need", NEEDS)
+def test_a_check_has_what_it_needs(tmp_path, monkeypatch, need):
     monkeypatch.setenv("COURSE_BUILD", str(tmp_path))
-    lesson = tmp_path / "00_small.ipynb"
-    written = "import tempfile\nplace = tempfile.mkdtemp()\n"
-    written += "with open(place + '/four', 'w') as file:\n    file.write('4')\n"
-    check = CHECK.replace("double(4)", "double(int(open(place + '/four').read()))")
-    cell = {"cell_type": "code", "outputs": [], "metadata": {}}
-    code = [LESSON + written, check]
-    write(lesson, {"cells": [{**cell, "source": text} for text in code]})
+    check = CHECK.replace("    assert", f"    {NEEDS[need]}\n    assert")
+    lesson = write_lesson(tmp_path / "00_small.ipynb", LESSON + WRITES, check)
+    # The second finds nothing of the first.
+    class_of_two = [
+        grade.Submission(who, lesson, lesson, {"00.1": RIGHT}) for who in "ab"
+    ]
+    for line in grade.judge(lesson, class_of_two):
+        assert line["verdict"] == "pass", line
+    assert not (tmp_path / "grading" / "scratch").exists()
+
+
+@caged
+def test_a_solution_may_use_what_its_check_has_defined(tmp_path, monkeypatch):
+    monkeypatch.setenv("COURSE_BUILD", str(tmp_path))
+    solution = "factor = TWO\ndef double(x):\n    return factor * x\nlesson.solution('00.1')\n"
+    parts = (LESSON, STARTER, f"TWO = 2\n{CHECK}", solution)
+    lesson = write_lesson(tmp_path / "00_small.ipynb", *parts)
     one = grade.Submission("kim", lesson, lesson, {"00.1": RIGHT})
     (line,) = grade.judge(lesson, [one])
     assert line["verdict"] == "pass", line
-    assert not (tmp_path / "grading" / "scratch").exists()
 
 
 @caged

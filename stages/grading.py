@@ -140,6 +140,7 @@ def judge(shell: Any, cell: Facts, file: str, cage: Cage) -> list[Facts]:
     if pid == 0:
         os.close(written)
         os.read(mapped, 1)
+        go_on_in_a_fork()
         be_caged(shell, cell, answers, theirs, cage)
     for one in (answers, mapped):
         os.close(one)
@@ -215,13 +216,26 @@ def plain(text: str) -> str:
 
 def ended_by(status: int) -> str:
     """How a copy ended that has said nothing."""
-    code = os.waitstatus_to_exitcode(status)
-    if code < 0 and -code != signal.SIGKILL:
-        return f"signal {-code} ended it"
+    number = os.waitstatus_to_exitcode(status)
+    if number > 0 and number != signal.SIGKILL:
+        return f"signal {number} ended it"
     return "it ended without a verdict"
 
 
 # the cage ---------------------------------------------------------------------------------------
+
+
+def go_on_in_a_fork() -> None:
+    """Return in a fork, and wait for it in this process, whose end is the end of all in its namespace.
+
+    Libraries with threads, such as Arrow, mend themselves in a fork of the C library, which the call that
+    makes namespaces is not; without it they would wait for threads that were not copied.
+    """
+    pid = os.fork()
+    if pid:
+        _, status = os.waitpid(pid, 0)
+        # A signal that has ended it is told as an exit code.
+        os._exit(max(-os.waitstatus_to_exitcode(status), 0))
 
 
 def be_caged(

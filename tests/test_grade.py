@@ -332,6 +332,11 @@ import tempfile
 place = tempfile.mkdtemp()
 with open(place + "/four", "w") as file:
     file.write("4")
+import pyarrow
+from pyarrow import parquet
+table = pyarrow.table({"row": [4, 3]})
+parquet.write_table(table, place + "/rows")
+parquet.read_table(place + "/rows")
 """
 NEEDS = {
     "what the lesson has written": "assert open(place + '/four').read() == '4'",
@@ -339,6 +344,7 @@ NEEDS = {
     "a thread": "import threading; threading.Thread(target=print).start()",
     "a process": "import os; os.fork() or os._exit(0); os.wait()",
     "shared memory": "import multiprocessing; multiprocessing.Lock()",
+    "the pool of Arrow": "table.sort_by('row'); parquet.read_table(place + '/rows')",
 }
 
 
@@ -346,6 +352,7 @@ NEEDS = {
 @pytest.mark.parametrize("need", NEEDS)
 def test_a_check_has_what_it_needs(tmp_path, monkeypatch, need):
     monkeypatch.setenv("COURSE_BUILD", str(tmp_path))
+    monkeypatch.setattr(grade, "SECONDS", 20.0)
     check = CHECK.replace("    assert", f"    {NEEDS[need]}\n    assert")
     lesson = write_lesson(tmp_path / "00_small.ipynb", LESSON + WRITES, check)
     # The second finds nothing of the first.

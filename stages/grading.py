@@ -317,7 +317,8 @@ def copy_into_memory(folder: str, place: str) -> None:
     """What the lesson has written, for a check that reads it or writes beside it."""
     files = [path for path in Path(folder).rglob("*") if path.is_file()]
     megabytes = sum(path.stat().st_size for path in files) // MEGABYTE
-    os.makedirs(place)
+    # It is there where the lesson imports from its scratch folder.
+    os.makedirs(place, exist_ok=True)
     mount_empty(place, megabytes + LIMITS.files_mb)
     shutil.copytree(folder, place, True, ignore=neither, dirs_exist_ok=True)
     # In the cage this process is another user, whom the lesson has not thought of.

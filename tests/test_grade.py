@@ -328,8 +328,10 @@ def write_lesson(path, *code):
 
 
 WRITES = """
+import sys
 import tempfile
 place = tempfile.mkdtemp()
+sys.path.append(tempfile.gettempdir())
 with open(place + "/four", "w") as file:
     file.write("4")
 import pyarrow

@@ -62,6 +62,16 @@ def xl_size() -> str:
     return f"{sum(p.numel() for p in model.parameters()) / 1000**2:.1f}M"
 
 
+def task_families() -> str:
+    from transformers.models.auto import modeling_auto as library
+
+    generate = library.MODEL_FOR_CAUSAL_LM_MAPPING_NAMES
+    classify = library.MODEL_FOR_SEQUENCE_CLASSIFICATION_MAPPING_NAMES
+    readers = [name for name in ("bert", "roberta", "xlm") if name in generate]
+    writers = [name for name in ("gpt2", "openai-gpt", "xlnet") if name in classify]
+    return f"can be told to generate: {', '.join(readers)}; to classify: {', '.join(writers)}"
+
+
 def twelve_heads() -> str:
     from transformers import AutoConfig
 

@@ -183,6 +183,11 @@ def show_examples(
     """Print a few removed files: where, on what evidence, and the first line that fits.
 
     `of` says how many there are, where `rows` has only some of them.
+
+    >>> show_examples([("a.py", "2 lines", "x = 1\\ny = 2")], of=9)
+    a.py
+        2 lines | x = 1
+    ... 9 in all
     """
     for path, detail, text in rows[:count]:
         line = re.search(pattern, text)

@@ -21,6 +21,7 @@ from typing import Any
 
 from course import setup
 from course.notebooks import called, cells, read, select, source, tags
+from utils import artifacts
 from utils.errors import CourseError, build_folder, short_path
 
 Facts = dict[str, Any]
@@ -248,9 +249,27 @@ def hand_over(submissions: list[Submission], folder: Path) -> list[Facts]:
     return handed
 
 
+def forget_stale(shelf: Path) -> None:
+    """Remove what was made from another artifact than today's: it is the judge's own, and made again."""
+    folders = [
+        folder
+        for folder in shelf.glob("*")
+        if (folder / artifacts.MANIFEST).exists()
+    ]
+    for folder in folders:
+        manifest = artifacts.read_manifest(folder) or artifacts.BROKEN
+        for name, made_from in manifest["inputs"].items():
+            current = artifacts.read_manifest(shelf / name) or artifacts.BROKEN
+            if current["hash"] != made_from:
+                shutil.rmtree(folder)
+                # What was made from this one goes too.
+                return forget_stale(shelf)
+
+
 def judge(lesson: Path, submissions: list[Submission]) -> list[Facts]:
     """A verdict for each exercise of each submission of one lesson."""
     folder = build_folder() / "grading"
+    forget_stale(folder / "artifacts" / "smoke")
     control = solution_of(lesson)
     handed = hand_over([control, *submissions], folder / "answers")
     # What the lesson writes for a moment; its checks may read it in the cage.

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import csv
+import json
 import os
 from pathlib import Path
 
@@ -289,6 +290,26 @@ def test_a_lesson_that_stops_by_itself_is_told(tmp_path, monkeypatch):
     one = grade.Submission("kim", lesson, lesson, {"00.1": RIGHT})
     with pytest.raises(CourseError, match="the lesson itself stopped"):
         grade.judge(lesson, [one])
+
+
+def test_what_was_made_from_another_artifact_is_made_again(tmp_path):
+    """A class hands in lesson 09 again, whose model differs; 17 and 19 took the one before."""
+    made_from = {
+        "tokens": {},
+        "pretrained": {"tokens": "t"},
+        "adapter": {"pretrained": "old"},
+    }
+    made_from |= {"a server": {"adapter": "a"}, "corpus": {}}
+    for name, inputs in made_from.items():
+        facts = {"hash": name[0], "inputs": inputs}
+        (tmp_path / name).mkdir()
+        (tmp_path / name / "manifest.json").write_text(json.dumps(facts))
+    grade.forget_stale(tmp_path)
+    assert sorted(folder.name for folder in tmp_path.iterdir()) == [
+        "corpus",
+        "pretrained",
+        "tokens",
+    ]
 
 
 LEARN = 'count = len(learn_ranks(["the theme"], 258, PATTERNS["code"]))'

@@ -253,7 +253,7 @@ def forget_stale(shelf: Path) -> None:
     """Remove what was made from another artifact than today's: it is the judge's own, and made again."""
     folders = [
         folder
-        for folder in shelf.glob("*")
+        for folder in sorted(shelf.glob("*"))
         if (folder / artifacts.MANIFEST).exists()
     ]
     for folder in folders:

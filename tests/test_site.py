@@ -6,6 +6,7 @@ import json
 
 import pytest
 
+from course.notebooks import select
 from course.site import index, lessons, links, modules, pages, terms
 from utils.errors import ROOT
 
@@ -302,3 +303,9 @@ def test_each_entry_of_the_glossary_is_a_place():
         {"id": "x", "title": "X", "text": "one"},
         {"id": "y", "title": "Y", "text": "two"},
     ]
+
+
+def test_a_page_says_when_its_lesson_last_ran():
+    for path in select():
+        said = lessons.last_run(path.name[:2])
+        assert "green" in said and "not recorded" not in said, path.name

@@ -536,6 +536,19 @@ def test_on_paper_nothing_lies_over_the_text(browser):
         browser.tool("Emulation.setEmulatedMedia", media="")
 
 
+def test_what_is_folded_is_printed(browser):
+    """Nobody opens a solution on paper, nor the reason why a choice is wrong."""
+    browser.open(sorted((SITE / "notebooks").glob("05_*.html"))[0])
+    unseen = """return [...document.querySelectorAll("article details:not([open]) > :not(summary)")]
+        .filter(one => !one.checkVisibility()).length"""
+    assert browser.run(unseen) > 20
+    browser.tool("Emulation.setEmulatedMedia", media="print")
+    try:
+        assert browser.run(unseen) == 0
+    finally:
+        browser.tool("Emulation.setEmulatedMedia", media="")
+
+
 # axe --------------------------------------------------------------------------------------------
 
 

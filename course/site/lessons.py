@@ -57,9 +57,11 @@ def last_run(number: str) -> str:
         green = "red" if lesson["problems"] else "green"
         place = f"in `{row['name']}` on {row['date']}"
         said.append(f"{green} {place} ({lesson['commit']})")
-    text = "not recorded yet"
-    if said:
-        text = "; ".join(said)
+    kept = recorded("smoke").get(number)
+    if kept and not said:
+        # A lesson that is younger than the last run of all places has its own.
+        said.append(f"green on {kept['machine']} ({kept['commit']})")
+    text = "; ".join(said) or "not recorded yet"
     outputs = recorded("laptop").get(number)
     if outputs:
         text += f". The outputs below are of commit {outputs['commit']}, "

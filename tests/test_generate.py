@@ -302,6 +302,17 @@ def test_the_right_choice_is_not_always_in_one_place():
     assert max(places.values()) < 0.5 * sum(places.values()), places
 
 
+def test_the_right_choice_does_not_show_by_its_length():
+    """Drawn at random, it would be the longest of three in a third of the questions."""
+    longest = []
+    for path in (ROOT / "notebooks" / "questions").glob("*.toml"):
+        for question in generate.questions_of(path.stem):
+            lengths = [len(choice["text"]) for choice in question["choices"]]
+            right = [bool(choice.get("right")) for choice in question["choices"]]
+            longest.append(lengths[right.index(True)] == max(lengths))
+    assert 0.2 < sum(longest) / len(longest) < 0.45
+
+
 def test_every_lesson_has_three_questions():
     written = (ROOT / "notebooks" / "questions").glob("*.toml")
     numbers = [path.name[:2] for path in generate.select()]

@@ -182,6 +182,8 @@ SITE_STEPS = [
     "actions/upload-artifact",
 ]
 ASKED = "${{ github.event_name == 'push' && vars.PUBLISH_SITE == 'true' }}"
+# Whoever mends pages that fail a test wants to see them.
+ANYHOW = "${{ !cancelled() }}"
 # What lets a step or a job fail or be left out without a word.
 FORGIVING = {"if", "continue-on-error"}
 
@@ -195,6 +197,8 @@ def problems_of_site(text: str) -> list[str]:
     done = [step.get("run") or step["uses"].partition("@")[0] for step in steps]
     if done[-3:] != SITE_STEPS:
         problems.append("not built, tried and kept")
+    if steps[-1].pop("if", "") != ANYHOW:
+        problems.append("pages that fail a test are lost")
     if any(part.keys() & FORGIVING for part in [build, *steps]):
         problems.append("a step may be left out")
     if steps[-2].get("env") != {"COURSE_NEEDS_BROWSER": "1"}:
@@ -222,6 +226,7 @@ def problems_of_site(text: str) -> list[str]:
         ("      - name: Build", "      - if: false", "left out"),
         ('BROWSER: "1"', 'BROWSER: "0"', "is skipped"),
         ("path: build/site", "path: build", "other files"),
+        ("!cancelled()", "success()", "lost"),
         ("needs: build", "needs: []", "untried"),
         (" && vars.PUBLISH_SITE == 'true'", "", "unasked"),
         ("&& vars.", "|| vars.", "unasked"),

@@ -83,9 +83,12 @@ def find_term(
 ) -> re.Match[str] | None:
     """Where a text first says a term, under any of its names, and not as a part of a longer one."""
     for name in term.names:
+        matches = list(pattern_of(name).finditer(text))
+        if not matches:
+            continue
         longer = [pattern_of(other) for other in longer_names(name, known)]
         taken = [found.span() for one in longer for found in one.finditer(text)]
-        for match in pattern_of(name).finditer(text):
+        for match in matches:
             start, end = match.span()
             if not any(first <= start and end <= last for first, last in taken):
                 return match

@@ -251,19 +251,10 @@ def hand_over(submissions: list[Submission], folder: Path) -> list[Facts]:
 
 def forget_stale(shelf: Path) -> None:
     """Remove what was made from another artifact than today's: it is the judge's own, and made again."""
-    folders = [
-        folder
-        for folder in sorted(shelf.glob("*"))
-        if (folder / artifacts.MANIFEST).exists()
-    ]
-    for folder in folders:
-        manifest = artifacts.read_manifest(folder) or artifacts.BROKEN
-        for name, made_from in manifest["inputs"].items():
-            current = artifacts.read_manifest(shelf / name) or artifacts.BROKEN
-            if current["hash"] != made_from:
-                shutil.rmtree(folder)
-                # What was made from this one goes too.
-                return forget_stale(shelf)
+    for folder in sorted(shelf.glob("*")):
+        manifest = artifacts.read_manifest(folder)
+        if manifest and artifacts.staleness(manifest, shelf.joinpath):
+            shutil.rmtree(folder)
 
 
 def judge(lesson: Path, submissions: list[Submission]) -> list[Facts]:

@@ -140,7 +140,6 @@ def judge(shell: Any, cell: Facts, file: str, cage: Cage) -> list[Facts]:
     if pid == 0:
         os.close(written)
         os.read(mapped, 1)
-        go_on_in_a_fork()
         be_caged(shell, cell, answers, theirs, cage)
     for one in (answers, mapped):
         os.close(one)
@@ -245,6 +244,7 @@ def be_caged(
     where = control.detach()
     verdicts = {}
     try:
+        go_on_in_a_fork()
         enter_cage(answers, where, cage)
         where = REPORT
         verdicts = verdicts_on(shell, cell)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import csv
 import json
 import os
+import socket
 from pathlib import Path
 
 import pytest
@@ -290,6 +291,27 @@ def test_a_lesson_that_stops_by_itself_is_told(tmp_path, monkeypatch):
     one = grade.Submission("kim", lesson, lesson, {"00.1": RIGHT})
     with pytest.raises(CourseError, match="the lesson itself stopped"):
         grade.judge(lesson, [one])
+
+
+@caged
+def test_a_process_that_the_kernel_refuses_is_no_verdict_on_the_answer(monkeypatch):
+    from stages import grading
+
+    def refuse():
+        raise BlockingIOError(11, "Resource temporarily unavailable")
+
+    def leave(code):
+        raise SystemExit(code)
+
+    monkeypatch.setattr(os, "fork", refuse)
+    monkeypatch.setattr(os, "_exit", leave)
+    mine, theirs = socket.socketpair()
+    with pytest.raises(SystemExit):
+        grading.be_caged(None, {"exercises": ["00.1"]}, 0, theirs, None)
+    with mine:
+        verdict, hint = grading.read_report(mine.recv(1000))["00.1"]
+    assert verdict == "no cage"
+    assert "Resource temporarily unavailable" in hint
 
 
 def test_what_was_made_from_another_artifact_is_made_again(tmp_path):

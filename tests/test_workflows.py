@@ -3,7 +3,11 @@
 from __future__ import annotations
 
 import json
+import os
 import re
+import shutil
+import subprocess
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -16,6 +20,8 @@ from course.notebooks import select
 from utils.errors import ROOT
 
 WORKFLOWS = sorted((ROOT / ".github" / "workflows").glob("*.yml"))
+# GitHub's own action for pages cannot do without these two.
+PUBLISHING = {"pages", "id-token"}
 # A word of these from an event may be anybody's: a title, a branch's name, a message.
 STRANGERS = r"\$\{\{[^}]*(github\.event|github\.head_ref|github\.ref_name|inputs\.)"
 
@@ -70,7 +76,14 @@ def problems_of_job(name: str, job: dict[str, Any]) -> list[str]:
     ours = re.sub(r"#.*", "", script)
     if writes(job) and re.search(r"\b(pip|python|npm|make \w+)\b", ours):
         problems.append(f"{name} runs packages where it may write")
-    if writes(job) and any("uses" in step for step in job["steps"]):
+    used = [
+        step["uses"].partition("@")[0] for step in job["steps"] if "uses" in step
+    ]
+    rights = {
+        right for right, may in job.get("permissions", {}).items() if may == "write"
+    }
+    publishes = rights == PUBLISHING and used == ["actions/deploy-pages"]
+    if writes(job) and used and not publishes:
         problems.append(f"{name} runs an action where it may write")
     for step in job["steps"]:
         keeps = step.get("with", {}).get("persist-credentials", True)
@@ -112,6 +125,18 @@ jobs:
             "    steps:\n      - run: echo",
             "    permissions: {issues: write}\n    steps:\n      - run: pip install x",
             "runs packages",
+        ),
+        (
+            "    steps:\n      - run: echo",
+            "    permissions: {pages: write, id-token: write}\n"
+            f"    steps:\n      - uses: actions/cache@{'a' * 40}  # v4",
+            "runs an action",
+        ),
+        (
+            "    steps:\n      - run: echo",
+            "    permissions: {contents: write, pages: write, id-token: write}\n"
+            f"    steps:\n      - uses: actions/deploy-pages@{'a' * 40}  # v5",
+            "runs an action",
         ),
     ],
 )
@@ -179,9 +204,11 @@ def test_canary_runs_unknown_code_where_nothing_may_be_written() -> None:
 SITE_STEPS = [
     ".venv/bin/python -m course site",
     ".venv/bin/python -m pytest -rs -n auto -m release tests/test_site_browser.py",
+    "actions/upload-pages-artifact",
     "actions/upload-artifact",
 ]
-ASKED = "${{ github.event_name == 'push' && vars.PUBLISH_SITE == 'true' }}"
+ON_MAIN = "${{ github.event_name == 'push' }}"
+SWITCHED_ON = "${{ needs.ask.outputs.source == 'workflow' }}"
 # Whoever mends pages that fail a test wants to see them.
 ANYHOW = "${{ !cancelled() }}"
 # What lets a step or a job fail or be left out without a word.
@@ -192,24 +219,25 @@ def problems_of_site(text: str) -> list[str]:
     """What is wrong with the way of the pages to those who read them."""
     problems = []
     jobs = yaml.safe_load(text)["jobs"]
-    build, publish = jobs["build"], jobs["publish"]
+    build, ask, publish = jobs["build"], jobs["ask"], jobs["publish"]
     steps = build["steps"]
     done = [step.get("run") or step["uses"].partition("@")[0] for step in steps]
-    if done[-3:] != SITE_STEPS:
+    if done[-4:] != SITE_STEPS:
         problems.append("not built, tried and kept")
     if steps[-1].pop("if", "") != ANYHOW:
         problems.append("pages that fail a test are lost")
     if any(part.keys() & FORGIVING for part in [build, *steps]):
         problems.append("a step may be left out")
-    if steps[-2].get("env") != {"COURSE_NEEDS_BROWSER": "1"}:
+    if steps[-3].get("env") != {"COURSE_NEEDS_BROWSER": "1"}:
         problems.append("a test without a browser is skipped")
-    if steps[-1].get("with", {}).get("path") != "build/site":
+    kept = [step.get("with", {}).get("path") for step in steps[-2:]]
+    if kept != ["build/site"] * 2:
         problems.append("other files are kept")
-    if publish["needs"] != "build":
+    if publish["needs"] != ["build", "ask"]:
         problems.append("published untried")
-    if publish.get("if") != ASKED:
+    if ask.get("if") != ON_MAIN or publish.get("if") != SWITCHED_ON:
         problems.append("published unasked")
-    if "git push --force" not in script_of(publish):
+    if "actions/deploy-pages@" not in publish["steps"][-1].get("uses", ""):
         problems.append("not published")
     if [name for name, job in jobs.items() if writes(job)] != ["publish"]:
         problems.append("another job may publish")
@@ -223,14 +251,15 @@ def problems_of_site(text: str) -> list[str]:
         ("tests/test_site_browser.py", "tests/test_site.py", "not built"),
         ("test_site_browser.py", "test_site_browser.py || true", "not built"),
         ("actions/upload-artifact", "actions/checkout", "not built"),
+        ("actions/upload-pages-artifact", "actions/checkout", "not built"),
         ("      - name: Build", "      - if: false", "left out"),
         ('BROWSER: "1"', 'BROWSER: "0"', "is skipped"),
         ("path: build/site", "path: build", "other files"),
         ("!cancelled()", "success()", "lost"),
-        ("needs: build", "needs: []", "untried"),
-        (" && vars.PUBLISH_SITE == 'true'", "", "unasked"),
-        ("&& vars.", "|| vars.", "unasked"),
-        ("git push --force", "git status", "not published"),
+        ("needs: [build, ask]", "needs: [ask]", "untried"),
+        ("source == 'workflow'", "source != ''", "unasked"),
+        ("if: ${{ github.event_name == 'push' }}", "if: true", "unasked"),
+        ("actions/deploy-pages", "actions/checkout", "not published"),
         (
             "timeout-minutes: 60",
             "permissions: {contents: write}",
@@ -245,6 +274,34 @@ def test_pages_are_built_tried_kept_and_published_only_when_asked(
     assert problems_of_site(text) == []
     assert find in text
     assert problem in " ".join(problems_of_site(text.replace(find, put)))
+
+
+@pytest.mark.parametrize(
+    "answer, status, source",
+    [
+        ("workflow", 0, "source=workflow\n"),
+        ("legacy", 0, "source=\n"),
+        ('{"message": "Not Found", "status": "404"}', 1, "source=\n"),
+        ('{"message": "Bad credentials", "status": "401"}', 1, None),
+    ],
+)
+def test_pages_are_published_where_their_source_is_the_workflow(
+    tmp_path: Path, answer: str, status: int, source: str | None
+) -> None:
+    bash = shutil.which("bash")
+    if not bash or sys.platform == "win32":
+        pytest.skip("GitHub runs this step in a shell of Linux")
+    (tmp_path / "answer.json").write_text(answer + "\n")
+    github = tmp_path / "gh"
+    github.write_text(f"#!/bin/sh\ncat answer.json\nexit {status}\n")
+    github.chmod(0o755)
+    given = {"PATH": f"{tmp_path}:{os.environ['PATH']}"}
+    given |= {"GITHUB_OUTPUT": "output", "GH_REPO": "kim/course"}
+    script = script_of(jobs_named("site")["ask"])
+    ended = subprocess.run([bash, "-e", "-c", script], cwd=tmp_path, env=given)
+    assert (ended.returncode == 0) == (source is not None)
+    if source is not None:
+        assert (tmp_path / "output").read_text() == source
 
 
 def test_a_missing_browser_fails_a_test_only_where_one_is_needed(

@@ -19,7 +19,7 @@ import socket
 import sys
 import tempfile
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -202,6 +202,18 @@ def read_manifest(folder: Path) -> Facts | None:
     if isinstance(manifest, dict | None):
         return manifest
     return BROKEN
+
+
+def staleness(manifest: Facts, place: Callable[[str], Path]) -> str:
+    """Which input of an artifact, or of its inputs, is another one today; nothing if none is."""
+    for source, made_from in manifest["inputs"].items():
+        current = read_manifest(place(source))
+        if current is None or current["hash"] != made_from:
+            return f"was made from another {source!r} than today's"
+        older = staleness(current, place)
+        if older:
+            return f"was made from {source!r}, which {older}"
+    return ""
 
 
 def damage(folder: Path, manifest: Facts, full: bool = False) -> str:

@@ -133,18 +133,7 @@ class Lesson:
         seed = manifest["settings"].get("seed")
         if seed != self.seed:
             return f"was made with seed={seed!r}, not {self.seed!r}"
-        return self._stale(manifest)
-
-    def _stale(self, manifest: Facts) -> str:
-        """Which input of an artifact, or of its inputs, is another one today."""
-        for source, made_from in manifest["inputs"].items():
-            current = artifacts.read_manifest(self.folder(source))
-            if current is None or current["hash"] != made_from:
-                return f"was made from another {source!r} than today's"
-            older = self._stale(current)
-            if older:
-                return f"was made from {source!r}, which {older}"
-        return ""
+        return artifacts.staleness(manifest, self.folder)
 
     def _make(self, name: str) -> None:
         """Run the lesson that publishes an artifact, in this interpreter and at this profile."""

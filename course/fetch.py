@@ -190,10 +190,11 @@ def fill(item: Asset, folder: Path) -> None:
             PREPARE[item.prepare](folder)
 
 
-def dequantize(folder: Path) -> None:
+def prepare_smollm2(folder: Path) -> None:
     """Turn 4-bit GGUF weights into a plain float32 checkpoint, once; later loads take a second."""
     import gguf  # noqa: F401  transformers reads these weights by it
     import torch
+    from tokenizers import pre_tokenizers
     from transformers import AutoModelForCausalLM, AutoTokenizer, GgufConfig
     from transformers.utils import logging
 
@@ -202,6 +203,11 @@ def dequantize(folder: Path) -> None:
     # Without `dequantize` the model can neither be saved nor trained.
     plain = GgufConfig(gguf_file=packed.name, dequantize=True)
     tokenizer = AutoTokenizer.from_pretrained(folder, gguf_file=packed.name)
+    # The file has only a name for the stage that cuts, and transformers, which does not know it,
+    # leaves out the first of its two steps.
+    digits = pre_tokenizers.Digits(individual_digits=True)
+    steps = [digits, tokenizer.backend_tokenizer.pre_tokenizer]
+    tokenizer.backend_tokenizer.pre_tokenizer = pre_tokenizers.Sequence(steps)
     tokenizer.save_pretrained(folder)
     options = {"dtype": torch.float32, "quantization_config": plain}
     options["gguf_file"] = packed.name
@@ -210,7 +216,7 @@ def dequantize(folder: Path) -> None:
     packed.unlink()
 
 
-PREPARE = {"dequantize": dequantize}
+PREPARE = {"smollm2": prepare_smollm2}
 
 
 def taken_by(*paths: Path) -> list[Asset]:

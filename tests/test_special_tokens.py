@@ -132,6 +132,12 @@ def test_padding_on_the_right_changes_nothing_before_it():
         )
 
 
+def test_smollm2_cuts_out_every_digit_before_it_cuts_the_rest():
+    """Its GGUF file does not say so, and without it two spaces before a digit part."""
+    names = Tokenizer.from_file(f"{asset('smollm2')}/tokenizer.json")
+    assert names.encode("    1 + 10").tokens == ["ĠĠĠĠ", "1", "Ġ+", "Ġ", "1", "0"]
+
+
 def test_rows_of_smollm2s_unused_names_differ_by_rounding_alone():
     folder = asset("smollm2")
     names = Tokenizer.from_file(f"{folder}/tokenizer.json")

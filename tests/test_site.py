@@ -7,7 +7,7 @@ import json
 import pytest
 
 from course.notebooks import select
-from course.site import index, lessons, links, modules, pages, terms
+from course.site import index, languages, lessons, links, modules, pages, terms
 from utils.errors import ROOT
 
 PICTURE = base64.b64encode(b"\x89PNG").decode()
@@ -248,6 +248,33 @@ def test_a_lesson_shows_the_longer_term_where_the_shorter_is_a_part_of_it():
         "head": (4, 0),
         "tokenizer": None,
     }
+
+
+@pytest.mark.parametrize("language", ["ko", "zh"])
+def test_a_translated_glossary_has_each_term_its_meaning_and_its_place(language):
+    translated = languages.glossary(language)
+    assert [term.names[0] for term in translated] == [
+        term.names[0] for term in terms.glossary()
+    ]
+    (token,) = [term for term in translated if term.names[0] == "corpus"]
+    assert len(token.names) > 1 and not token.meaning.isascii()
+    page = languages.page_text("glossary", language)
+    for term in translated:
+        anchor = languages.term_anchor(term.names[0])
+        assert page.count(f'<a id="{anchor}"></a>') == 1, term.names
+
+
+@pytest.mark.parametrize(
+    "names, text, wanted",
+    [
+        (("corpus", "말뭉치"), "이 말뭉치를 보라, corpus", "말뭉치"),
+        (("corpus", "语料库"), "把语料库切开", "语料库"),
+        (("corpus", "语料库"), "a corpus 语料库", "corpus"),
+    ],
+)
+def test_a_translated_term_is_found_where_it_is_first_said(names, text, wanted):
+    match = terms.find_term(terms.Term(names, ""), text)
+    assert match and match[0] == wanted
 
 
 def test_the_page_of_the_glossary_names_the_lessons():

@@ -513,6 +513,25 @@ def test_a_term_shows_its_meaning_to_mouse_keys_and_finger(browser):
     assert browser.run("return location.href") == address
 
 
+@pytest.mark.parametrize("language, word", [("ko", "용어집"), ("zh", "术语表")])
+def test_a_translated_lesson_shows_meanings_in_its_own_language(
+    browser, language, word
+):
+    browser.size(1200)
+    browser.open(SITE / language / "00_start_here.html")
+    count = "return document.querySelectorAll('a.term').length"
+    assert browser.run(count) >= 10
+    browser.run("document.querySelector('a.term').focus()")
+    shown = browser.run("return document.getElementById('term-tip').textContent")
+    assert shown.endswith(word)
+    _, _, meaning = shown.removesuffix(word).partition(": ")
+    assert sum(not sign.isascii() for sign in meaning) > len(meaning) / 4
+    led = browser.run(
+        "return document.querySelector('a.term').getAttribute('href')"
+    )
+    assert led.startswith("glossary.html#term-")
+
+
 def test_a_lesson_prints(browser):
     browser.open(sorted((SITE / "notebooks").glob("05_*.html"))[0])
     printed = browser.ask("POST", "/print", shrinkToFit=True)

@@ -15,7 +15,7 @@ import browser as browsers
 import pytest
 import yaml
 
-from course import generate
+from course import generate, notebooks
 from course.notebooks import select
 from utils.errors import ROOT
 
@@ -198,6 +198,30 @@ def test_canary_runs_unknown_code_where_nothing_may_be_written() -> None:
     loosened = re.sub(r",<[0-9.]+", "", requirements)
     # Else the canary would still be held.
     assert "<" not in re.sub(r"#.*", "", loosened)
+
+
+def test_a_commit_is_looked_at_by_the_linters_of_ci() -> None:
+    in_ci = set(re.findall(r'^part ".*" \$bin/([\w-]+)', read(".ci/run"), re.M))
+    hooks = yaml.safe_load(read(".pre-commit-config.yaml"))["repos"][0]["hooks"]
+    before_a_commit = {
+        re.match(r"\.venv/bin/(?:python -m )?([\w-]+)", hook["entry"]).group(1)
+        for hook in hooks
+    }
+    assert before_a_commit == in_ci
+    assert "codespell" in in_ci
+
+
+def test_no_lesson_has_a_slip_of_the_pen(tmp_path: Path) -> None:
+    for path in select():
+        cells = notebooks.read(path)["cells"]
+        written = "\n".join(notebooks.source(cell) for cell in cells)
+        (tmp_path / f"{path.stem}.md").write_text(written, encoding="utf-8")
+    command = [sys.executable, "-m", "codespell_lib", str(tmp_path)]
+    found = subprocess.run(command, cwd=ROOT, capture_output=True, text=True)
+    assert found.stdout == ""
+    (tmp_path / "slip.md").write_text("A lenght is one number.\n")
+    found = subprocess.run(command, cwd=ROOT, capture_output=True, text=True)
+    assert "lenght ==> length" in found.stdout
 
 
 # From the sources of the pages to what is published of them.

@@ -18,6 +18,7 @@ import polib
 
 from course.notebooks import cells, read, source
 from course.site.links import relead
+from course.site.terms import Term, read_terms
 from utils.errors import ROOT
 
 NAMES = {"ko": "한국어", "zh": "中文"}
@@ -327,12 +328,48 @@ def translated() -> list[tuple[str, str, str]]:
     return found
 
 
+@functools.cache
+def glossary(language: str) -> list[Term]:
+    """The terms of the course, with their names and meanings in another language."""
+    known = catalogue(language, "glossary")
+    return read_terms(translate(source_of("glossary"), known))
+
+
+def lessons() -> list[str]:
+    """The lessons among the pages that may be translated."""
+    return [page for page, place in SOURCES.items() if place.endswith(".ipynb")]
+
+
+def term_anchor(name: str) -> str:
+    """The name by which a link finds a term on a translated page.
+
+    >>> term_anchor("pass@k")
+    'term-pass-k'
+    """
+    return "term-" + re.sub(r"\W+", "-", name.lower())
+
+
+def with_anchors(text: str) -> str:
+    """A translated glossary, in which a link finds each term.
+
+    >>> with_anchors("- **BLEU, chrF**: a score.")
+    '- <a id="term-bleu"></a>**BLEU, chrF**: a score.'
+    """
+
+    def put(start: re.Match[str]) -> str:
+        return f'- <a id="{term_anchor(start[1])}"></a>**{start[1]}'
+
+    return re.sub(r"(?m)^- \*\*([^*,]+)", put, text)
+
+
 def page_text(page: str, language: str) -> str:
     """A page of `docs/`, or the README, in another language."""
     known = catalogue(language, page)
     words = note(page, language, known)
     english = source_of(page)
     text = translate(english, known)
+    if page == "glossary":
+        text = with_anchors(text)
     folder = posixpath.dirname(SOURCES[page])
     text = relead(text, folder)
     text = settle(text, page, language)

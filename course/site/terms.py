@@ -10,7 +10,11 @@ from pathlib import Path
 
 from utils.errors import ROOT
 
-ENTRY = re.compile(r"^- \*\*(.+?)\*\*: (.+?)(?=\n- |\n\n|\n#|\Z)", re.M | re.S)
+# A translation says a term in English and, in brackets, in its own language.
+ENTRY = re.compile(
+    r"^- \*\*(.+?)\*\*(?: ?[(（]([^)）]+)[)）])?[:：] ?(.+?)(?=\n- |\n\n|\n#|\Z)",
+    re.M | re.S,
+)
 # Ordinary words besides: only where a lesson sets one in bold does it speak of the term.
 ORDINARY = {"power", "head", "step", "seed", "forgetting", "block", "rank"}
 ORDINARY |= {"document", "parameter", "bootstrap", "stride", "recipe", "batch"}
@@ -20,6 +24,9 @@ OTHER_SENSE: dict[str, set[str]] = {
     "notebooks/08_from_text_to_batches": {"stride", "utilization"},
     "notebooks/13_finetuning_with_the_trainer": {"step"},
 }
+
+
+HANGUL = re.compile("[가-힣]")
 
 
 @dataclass(frozen=True)
@@ -35,10 +42,13 @@ def read_terms(text: str) -> list[Term]:
 
     >>> read_terms("- **BLEU, chrF**: scores of\\n  a text.\\n- **token**: a piece.")[0]
     Term(names=('BLEU', 'chrF'), meaning='scores of a text.')
+    >>> read_terms("- **token**（词元）：一段文字。")[0].names
+    ('token', '词元')
     """
     terms = []
-    for names, meaning in ENTRY.findall(text):
-        parts = tuple(name.strip() for name in names.split(","))
+    for names, translated, meaning in ENTRY.findall(text):
+        names = ",".join(filter(None, [names, translated]))
+        parts = tuple(name.strip() for name in re.split("[,，、]", names))
         line = " ".join(meaning.split())
         term = Term(parts, line)
         terms.append(term)
@@ -56,9 +66,17 @@ def glossary(root: Path = ROOT) -> list[Term]:
 def pattern_of(name: str) -> re.Pattern[str]:
     """What finds a name, or its plural, in a text; an acronym keeps its capitals.
 
+    Korean writes its particles behind a word, Chinese puts no spaces between words.
+
     >>> bool(pattern_of("token").search("Tokens")), bool(pattern_of("BPE").search("bpe"))
     (True, False)
+    >>> bool(pattern_of("토큰").search("이 토큰을")), bool(pattern_of("步").search("一步"))
+    (True, True)
     """
+    if HANGUL.search(name):
+        return re.compile(rf"(?<!\w){re.escape(name)}")
+    if not name.isascii():
+        return re.compile(re.escape(name))
     words = re.escape(name).replace(r"\ ", r"[\s-]").replace("'", "['’]")
     loose = name.islower()
     return re.compile(
@@ -82,17 +100,19 @@ def find_term(
     term: Term, text: str, known: Sequence[Term] = ()
 ) -> re.Match[str] | None:
     """Where a text first says a term, under any of its names, and not as a part of a longer one."""
+    found = []
     for name in term.names:
         matches = list(pattern_of(name).finditer(text))
         if not matches:
             continue
         longer = [pattern_of(other) for other in longer_names(name, known)]
-        taken = [found.span() for one in longer for found in one.finditer(text)]
+        taken = [other.span() for one in longer for other in one.finditer(text)]
         for match in matches:
             start, end = match.span()
             if not any(first <= start and end <= last for first, last in taken):
-                return match
-    return None
+                found.append(match)
+                break
+    return min(found, key=lambda match: match.start(), default=None)
 
 
 def first_use(

@@ -91,15 +91,24 @@ def mark(node: nodes.Text, match, term: terms.Term, address: str) -> None:
 def show_terms(app: Sphinx, doctree: nodes.document, name: str) -> None:
     """Show the meaning of each term where a page first uses it."""
     is_glossary = name == "docs/glossary"
-    if not name.startswith("notebooks/") and not is_glossary:
+    folder, _, page = name.rpartition("/")
+    if folder == "notebooks" or is_glossary:
+        glossary = terms.glossary()
+        known = {
+            key: (there, anchor)
+            for key, _, kind, there, anchor, _ in app.env.domains[
+                "std"
+            ].get_objects()
+            if kind == "term"
+        }
+    elif folder in languages.NAMES and page in languages.lessons():
+        glossary = languages.glossary(folder)
+        names = [term.names[0] for term in glossary]
+        there = f"{folder}/glossary"
+        known = {one: (there, languages.term_anchor(one)) for one in names}
+    else:
         return
-    known = {
-        key: (page, anchor)
-        for key, _, kind, page, anchor, _ in app.env.domains["std"].get_objects()
-        if kind == "term"
-    }
-    other = terms.OTHER_SENSE.get(name, set())
-    glossary = terms.glossary()
+    other = terms.OTHER_SENSE.get(f"notebooks/{page}", set())
     for term in glossary:
         if term.names[0] in other:
             continue
@@ -112,8 +121,8 @@ def show_terms(app: Sphinx, doctree: nodes.document, name: str) -> None:
         found = terms.first_use(term, said, glossary)
         if found and term.names[0] in known:
             place, match = found
-            page, anchor = known[term.names[0]]
-            address = app.builder.get_relative_uri(name, page) + "#" + anchor
+            there, anchor = known[term.names[0]]
+            address = app.builder.get_relative_uri(name, there) + "#" + anchor
             mark(texts[place], match, term, address)
 
 

@@ -5,6 +5,7 @@ const tip = document.createElement("div");
 tip.id = "term-tip";
 tip.setAttribute("role", "tooltip");
 tip.hidden = true;
+const GLOSSARY = {ko: "용어집", zh: "术语表"};
 let shown = null;
 
 function place(link) {
@@ -25,7 +26,7 @@ function open(link) {
   const more = document.createElement("a");
   more.href = link.href;
   more.tabIndex = -1;
-  more.textContent = "glossary";
+  more.textContent = GLOSSARY[document.documentElement.lang] || "glossary";
   tip.append(term, ": " + link.dataset.meaning + " ", more);
   tip.hidden = false;
   link.setAttribute("aria-describedby", tip.id);

@@ -21,6 +21,12 @@ HOUSE_WORDS = {
     r"runs? of (ten|five|\w+teen) words": "n-gram, shingle",
     r"share of the (learning )?rate": "schedule",
     r"manner": "way",
+    r"exams?": "test set",
+    r"rehearsals?": "validation set",
+    r"blanks": "spaces",
+    r"(of|the|a|one) signs? (that|or|and) ": "character",
+    r"of one sign": "of one character",
+    r"(set|file|word|sentence|row|token)s? stands? in (the|an?|one|every)": "is in",
 }
 NUMBER = r"(?:\d\d|A\d)\b"
 TO_COME = {"06", "11", "18", "19", "20", "21", "A1"}

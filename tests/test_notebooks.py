@@ -116,6 +116,10 @@ def test_pages_beside_the_notebooks_are_read_too(here):
             "In this manner it learned rows by heart",
             ["learned rows by heart", "manner"],
         ),
+        (
+            "A row stands in the exam, the others of one sign.",
+            ["exam", "of one sign", "row stands in the"],
+        ),
         ("The learning rate of `dear` and a manners-book are fine", []),
     ],
 )

@@ -513,6 +513,35 @@ def test_a_term_shows_its_meaning_to_mouse_keys_and_finger(browser):
     assert browser.run("return location.href") == address
 
 
+def tab_to(browser, selector: str, most: int = 80) -> None:
+    """Go on with the key Tab until such an element has the focus."""
+    for _ in range(most):
+        browser.press("Tab")
+        if browser.run(
+            "return document.activeElement.matches(arguments[0])", selector
+        ):
+            return
+    raise AssertionError(f"{most} times Tab do not reach {selector}")
+
+
+def test_a_reader_without_a_mouse_finds_a_place_and_opens_a_solution(browser):
+    browser.size(1200)
+    browser.open(SITE / "index.html")
+    tab_to(browser, ".sidebar-search")
+    browser.press(*"top-p", "Enter")
+    browser.wait("return location.pathname.endsWith('search.html')")
+    searched(browser, "top-p")
+    tab_to(browser, "#results a")
+    browser.press("Enter")
+    browser.wait("return location.hash && document.readyState === 'complete'")
+    assert "/notebooks/" in browser.run("return location.pathname")
+    tab_to(browser, "main summary, article summary", 400)
+    folded = "return document.activeElement.parentElement.open"
+    before = browser.run(folded)
+    browser.press("Enter")
+    assert browser.run(folded) != before
+
+
 @pytest.mark.parametrize("language, word", [("ko", "용어집"), ("zh", "术语表")])
 def test_a_translated_lesson_shows_meanings_in_its_own_language(
     browser, language, word

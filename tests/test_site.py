@@ -256,8 +256,8 @@ def test_a_translated_glossary_has_each_term_its_meaning_and_its_place(language)
     assert [term.names[0] for term in translated] == [
         term.names[0] for term in terms.glossary()
     ]
-    (token,) = [term for term in translated if term.names[0] == "corpus"]
-    assert len(token.names) > 1 and not token.meaning.isascii()
+    (corpus,) = [term for term in translated if term.names[0] == "corpus"]
+    assert len(corpus.names) > 1 and not corpus.meaning.isascii()
     page = languages.page_text("glossary", language)
     for term in translated:
         anchor = languages.term_anchor(term.names[0])

@@ -15,6 +15,7 @@ ENTRY = re.compile(
     r"^- \*\*(.+?)\*\*(?: ?[(（]([^)）]+)[)）])?[:：] ?(.+?)(?=\n- |\n\n|\n#|\Z)",
     re.M | re.S,
 )
+HANGUL = re.compile("[가-힣]")
 # Ordinary words besides: only where a lesson sets one in bold does it speak of the term.
 ORDINARY = {"power", "head", "step", "seed", "forgetting", "block", "rank"}
 ORDINARY |= {"document", "parameter", "bootstrap", "stride", "recipe", "batch"}
@@ -24,9 +25,6 @@ OTHER_SENSE: dict[str, set[str]] = {
     "notebooks/08_from_text_to_batches": {"stride", "utilization"},
     "notebooks/13_finetuning_with_the_trainer": {"step"},
 }
-
-
-HANGUL = re.compile("[가-힣]")
 
 
 @dataclass(frozen=True)

@@ -94,11 +94,10 @@ def show_terms(app: Sphinx, doctree: nodes.document, name: str) -> None:
     folder, _, page = name.rpartition("/")
     if folder == "notebooks" or is_glossary:
         glossary = terms.glossary()
+        objects = app.env.domains["std"].get_objects()
         known = {
             key: (there, anchor)
-            for key, _, kind, there, anchor, _ in app.env.domains[
-                "std"
-            ].get_objects()
+            for key, _, kind, there, anchor, _ in objects
             if kind == "term"
         }
     elif folder in languages.NAMES and page in languages.lessons():

@@ -21,9 +21,13 @@ ORDINARY = {"power", "head", "step", "seed", "forgetting", "block", "rank"}
 ORDINARY |= {"document", "parameter", "bootstrap", "stride", "recipe", "batch"}
 # Where a lesson's own use of a word is another than the glossary's.
 OTHER_SENSE: dict[str, set[str]] = {
+    "notebooks/00_start_here": {"block"},
+    "notebooks/02_inside_a_transformer": {"block"},
     "notebooks/07_training_a_tokenizer": {"rank", "encoder"},
     "notebooks/08_from_text_to_batches": {"stride", "utilization"},
+    "notebooks/09_pretraining": {"power"},
     "notebooks/13_finetuning_with_the_trainer": {"step"},
+    "notebooks/17_instruction_tuning": {"rank"},
 }
 
 

@@ -48,7 +48,7 @@ test: setup     ## the tests of the code, on all cores; the lessons are run by `
 slow-tests: setup  ## those that start kernels, launchers and whole trainings
 	@$(COURSE) slow-tests
 
-style: setup    ## style, format, types, and who imports whom
+style: setup    ## style, format, types, who imports whom, and spelling
 	@$(COURSE) style
 
 bench: setup    ## side by side against named peers, a table and build/bench.json

@@ -29,6 +29,14 @@ COMMANDS: dict[str, list[list[str]]] = {
         ["ruff", "format", "--check", "."],
         ["mypy"],
         ["lint-imports"],
+        [
+            "codespell",
+            "README.md",
+            "CHANGELOG.md",
+            "CITATION.cff",
+            "docs",
+            "notebooks/questions",
+        ],
     ],
     "bench": [["python", "-m", "benchmarks"]],
     "faults": [

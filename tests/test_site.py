@@ -306,7 +306,8 @@ def test_every_public_function_has_its_place():
     for package in modules.PACKAGES:
         listed = modules.package_page(package)
         for path in modules.modules_of(package):
-            assert f"({package}.{path.stem}.md)" in listed
+            assert f"({modules.name_of(path)}.md)" in listed
+    assert "(stages.cage.warden.md)" in modules.package_page("stages")
 
 
 # the search -------------------------------------------------------------------------------------

@@ -84,6 +84,15 @@ def test_the_exercises_of_the_plans_exist():
     assert len(named) >= 10 and named <= headings
 
 
+def test_a_plan_says_what_the_cage_cannot_judge():
+    (told,) = re.findall(r"the table says `by hand`(.+?)\n\n", PAGE, re.S)
+    by_hand = set(re.findall(r"\b\d\d\.\d\b", told))
+    assert len(by_hand) == 7
+    for row in rows(section("Fourteen weeks")):
+        for number, marked in re.findall(r"(\d\d\.\d)([^|.]*?\(by hand\))?", row):
+            assert (number in by_hand) == bool(marked), row
+
+
 # hours ------------------------------------------------------------------------------------------
 
 

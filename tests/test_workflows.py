@@ -15,7 +15,7 @@ import browser as browsers
 import pytest
 import yaml
 
-from course import generate, notebooks
+from course import chores, generate, notebooks
 from course.notebooks import select
 from utils.errors import ROOT
 
@@ -207,7 +207,8 @@ def test_a_commit_is_looked_at_by_the_linters_of_ci() -> None:
         re.match(r"\.venv/bin/(?:python -m )?([\w-]+)", hook["entry"]).group(1)
         for hook in hooks
     }
-    assert before_a_commit == in_ci
+    by_make = {command[0] for command in chores.COMMANDS["style"]}
+    assert before_a_commit == in_ci == by_make
     assert "codespell" in in_ci
 
 

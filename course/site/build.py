@@ -66,7 +66,7 @@ def prepare(folder: Path) -> None:
     for package in modules.PACKAGES:
         made[f"api/{package}"] = modules.package_page(package)
         for path in modules.modules_of(package):
-            made[f"api/{package}.{path.stem}"] = modules.page_of(path)
+            made[f"api/{modules.name_of(path)}"] = modules.page_of(path)
     for name, text in made.items():
         (folder / f"{name}.md").write_text(text, encoding="utf-8", newline="\n")
 

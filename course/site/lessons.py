@@ -13,7 +13,7 @@ from course.notebooks import Cell, Notebook, cells, read, source, tags, write
 from course.publish import BRANCH
 from course.results import recorded
 from course.site import languages
-from course.site.links import in_repository, relead
+from course.site.links import cell_label, cited_cells, in_repository, relead
 
 RECORD = "application/vnd.course.record+json"
 SMALL = re.compile(r'<small style="[^"]*">')
@@ -169,6 +169,22 @@ def translate(notebook: Notebook, page: str, language: str) -> None:
         cell["source"] = text
 
 
+def with_labels(notebook: Notebook, lesson: str) -> list[Cell]:
+    """The cells of a lesson, with a label before each to which a page leads."""
+    labelled = []
+    for cell in notebook["cells"]:
+        label = cell_label(lesson, cell["id"])
+        if label in cited_cells():
+            place = {
+                "cell_type": "markdown",
+                "metadata": {},
+                "id": f"to-{cell['id']}",
+            }
+            labelled.append({**place, "source": f"({label})="})
+        labelled.append(cell)
+    return labelled
+
+
 def page_of(path: Path, target: Path, language: str = "") -> Notebook:
     """Write the page's notebook of a lesson into a folder, its pictures beside it."""
     notebook = read(path)
@@ -183,5 +199,6 @@ def page_of(path: Path, target: Path, language: str = "") -> Notebook:
         for cell in cells(notebook, "markdown"):
             cell["source"] = languages.settle(cell["source"], path.stem, language)
     notebook["metadata"].pop("course", None)
-    write(target / path.name, notebook)
+    shown = notebook["cells"] if language else with_labels(notebook, path.name)
+    write(target / path.name, {**notebook, "cells": shown})
     return notebook

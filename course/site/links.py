@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import posixpath
 import re
 
@@ -11,7 +12,8 @@ from utils.errors import ROOT
 CODE = re.compile(r"(```.*?```|`[^`\n]*`)", re.S)
 PAGES = re.compile(r"notebooks/[^/]+\.ipynb|docs/[^/]+\.md|README\.md")
 PICTURES = (".svg", ".png")
-MODULES = re.compile(r"(utils|stages)/(\w+)\.py")
+MODULES = re.compile(r"((?:utils|stages)(?:/\w+)+)\.py")
+TO_CELL = re.compile(r"(\w+)\.ipynb#cell-id=([\w-]+)")
 BRANCH = "main"
 # A badge is a picture of another host, and a page asks none.
 BADGES = re.compile(r"(?m)^\[!\[.*/badge\.svg.*\n")
@@ -24,26 +26,46 @@ def in_repository(path: str, kind: str = "blob") -> str:
     return f"{project()['repository']}/{kind}/{BRANCH}/{path}"
 
 
+def cell_label(lesson: str, cell: str) -> str:
+    """The name by which the whole site knows a cell.
+
+    >>> cell_label("05_tokens.ipynb", "merges")
+    'cell-05-merges'
+    """
+    return f"cell-{lesson[:2]}-{cell}"
+
+
+@functools.cache
+def cited_cells() -> set[str]:
+    """The labels of the cells to which a page leads."""
+    pages = [ROOT / "README.md", *(ROOT / "docs").glob("*.md")]
+    pages += (ROOT / "notebooks").glob("*.ipynb")
+    found = set()
+    for page in pages:
+        for lesson, cell in TO_CELL.findall(page.read_text(encoding="utf-8")):
+            found.add(cell_label(lesson, cell))
+    return found
+
+
 def lead(target: str, folder: str) -> str:
     """A link of a page in some folder of the checkout, as a page of the site has it.
 
     >>> lead("../README.md#begin", "notebooks"), lead("../stages/tokens.py", "notebooks")
     ('../README.md#begin', '../api/stages.tokens.md')
     >>> lead("../notebooks/05_tokens.ipynb#cell-id=merges", "docs")
-    '../notebooks/05_tokens.ipynb'
+    '#cell-05-merges'
     """
     if re.match(r"[a-z]+:|#", target):
         return target
     path, mark, anchor = target.partition("#")
     if anchor.startswith("cell-id="):
-        # A page has no anchor for a cell, so its lesson must do.
-        return path
+        return "#" + cell_label(posixpath.basename(path), anchor.partition("=")[2])
     place = posixpath.normpath(posixpath.join(folder, path))
     if PAGES.fullmatch(place) or place.endswith(PICTURES):
         return target
     module = MODULES.fullmatch(place)
     if module:
-        page = f"api/{module[1]}.{module[2]}.md"
+        page = f"api/{module[1].replace('/', '.')}.md"
         return posixpath.relpath(page, folder or ".")
     kind = "tree" if (ROOT / place).is_dir() else "blob"
     return in_repository(place, kind) + mark + anchor

@@ -18,16 +18,22 @@ Definition = ast.FunctionDef | ast.AsyncFunctionDef | ast.ClassDef
 
 def modules_of(package: str) -> list[Path]:
     """The files of a package that say something of themselves."""
-    paths = sorted((ROOT / package).glob("[a-z]*.py"))
+    paths = sorted((ROOT / package).rglob("[a-z]*.py"))
     return [path for path in paths if path.name != "__init__.py"]
+
+
+def name_of(path: Path) -> str:
+    """A module's name, as one imports it."""
+    return ".".join(path.relative_to(ROOT).with_suffix("").parts)
 
 
 def page_of(path: Path) -> str:
     """A module's page in Markdown."""
     tree = ast.parse(path.read_text(encoding="utf-8"))
-    name = f"{path.parent.name}.{path.stem}"
+    name = name_of(path)
     parts = [f"({name})=\n# `{name}`", paragraphs(ast.get_docstring(tree) or "")]
-    parts.append(f"[The code]({in_repository(f'{path.parent.name}/{path.name}')})")
+    place = path.relative_to(ROOT).as_posix()
+    parts.append(f"[The code]({in_repository(place)})")
     for node in public(tree.body):
         parts += describe(node, name, "##")
     return "\n\n".join(parts) + "\n"
@@ -134,9 +140,9 @@ def package_page(package: str) -> str:
     for path in modules_of(package):
         tree = ast.parse(path.read_text(encoding="utf-8"))
         first = (ast.get_docstring(tree) or "").split("\n\n")[0]
-        name = f"{package}.{path.stem}"
+        name = name_of(path)
         said = escape(" ".join(first.split()))
         rows.append(f"- [`{name}`]({name}.md): {said}")
     toctree = ["```{toctree}", ":hidden:", ""]
-    toctree += [f"{package}.{path.stem}" for path in modules_of(package)]
+    toctree += [name_of(path) for path in modules_of(package)]
     return "\n".join([*lines, *rows, "", *toctree, "```", ""])

@@ -531,7 +531,7 @@ def test_a_reader_without_a_mouse_finds_a_place_and_opens_a_solution(browser):
     browser.press(*"top-p", "Enter")
     browser.wait("return location.pathname.endsWith('search.html')")
     searched(browser, "top-p")
-    tab_to(browser, "#results a")
+    tab_to(browser, "#results a[href*='notebooks/']")
     browser.press("Enter")
     browser.wait("return location.hash && document.readyState === 'complete'")
     assert "/notebooks/" in browser.run("return location.pathname")

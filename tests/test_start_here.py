@@ -10,6 +10,7 @@ from textwrap import fill
 import pytest
 
 from course import doctor, notebooks, verdicts
+from stages.stand_in_hub import StandInHub
 from utils.artifacts import read_json
 from utils.errors import ROOT
 from utils.profiles import PROFILES
@@ -124,6 +125,20 @@ def test_a_token_asked_for_is_not_printed_and_goes_to_child_processes(
     child = [sys.executable, "-c", code]
     done = subprocess.run(child, capture_output=True, text=True)
     assert TOKEN in done.stdout
+
+
+def test_online_the_cell_asks_the_hub_for_a_model_by_name(lesson_cells, tmp_path):
+    folder = tmp_path / "model"
+    folder.mkdir()
+    (folder / "config.json").write_text('{"model_type": "llama"}')
+    lesson = "import types\nlesson = types.SimpleNamespace(record=lambda *_: None)\n"
+    code = f"{lesson}from huggingface_hub import is_offline_mode\n{lesson_cells['unknown']}"
+    with StandInHub() as hub:
+        hub.add("HuggingFaceTB/SmolLM2-135M-Instruct", folder)
+        env = os.environ | hub.environment(str(tmp_path / "home"))
+        command = [sys.executable, "-c", code]
+        done = subprocess.run(command, env=env, capture_output=True, text=True)
+    assert done.stdout.splitlines()[-1] == "llama", done.stderr
 
 
 def test_login_in_a_cell_says_that_the_course_is_offline(lesson_cells, capfd):

@@ -121,6 +121,14 @@ class ResetsOnlyItsBuffer(ShuffleBuffer):
         super().load_state_dict(state)
 
 
+class TellsTheStateBeforeTheLoad(ShuffleBuffer):
+    """As the library's: until the first row its state is the old one."""
+
+    def state_dict(self):
+        self.loaded = None
+        return super().state_dict()
+
+
 class ReadsFromTheStart(ShuffleBuffer):
     """Goes on by giving all rows again, and dropping those that were given."""
 
@@ -179,6 +187,7 @@ lesson.refuse(
         KeepsItsOldBuffer,
         GoesOnForEver,
         ResetsOnlyItsBuffer,
+        TellsTheStateBeforeTheLoad,
         ReadsFromTheStart,
         ShufflesByBlocks,
         HoldsEverything,

@@ -36,9 +36,35 @@ def padding_is_seen(rows, draw, size, **shares):
     return seen, labels, torch.ones_like(real)
 
 
+def one_fate_a_word(rows, draw, size, **shares):
+    seen, labels, real = collate_well(rows, draw, size, **shares)
+    hidden = seen == MASK
+    for row in range(len(seen)):
+        for place in range(2, seen.shape[1], 2):
+            if hidden[row, place - 1] and labels[row, place] != -100:
+                seen[row, place] = MASK
+            elif labels[row, place] != -100 and not hidden[row, place - 1]:
+                kept = seen[row, place - 1] == labels[row, place - 1]
+                seen[row, place] = labels[row, place] if kept else 7 + row % 400
+    return seen, labels, real
+
+
+def swaps_in_one_token(rows, draw, size, **shares):
+    seen, labels, real = collate_well(rows, draw, size, **shares)
+    swapped = (labels != -100) & (seen != MASK) & (seen != labels)
+    return torch.where(swapped, 5, seen), labels, real
+
+
+def swaps_in_any_number(rows, draw, size, **shares):
+    return collate_well(rows, draw, 5 * size, **shares)
+
+
 lesson.refuse(
     "15.1",
     collate_words=[
+        one_fate_a_word,
+        swaps_in_one_token,
+        swaps_in_any_number,
         tokens_not_words,
         static,
         own_luck,
@@ -58,6 +84,13 @@ lesson.refuse(
         of_the_report,
         # all seeds, but tokens as if they were independent, and the seeds as more tokens
         lambda o, t, lines: gain(o.ravel(), t.ravel(), np.arange(o.size), repeats=500).low > 0,
+        # all seeds, but tokens as if they were independent
+        lambda o, t, lines: gain(o, t, np.arange(len(lines)), repeats=500).low > 0,
+        # five means against five, whatever the lines
+        lambda o, t, lines: o.mean() - t.mean()
+        > 2 * np.sqrt((o.mean(1).var(ddof=1) + t.mean(1).var(ddof=1)) / 5),
+        # lines are drawn, and the five runs are taken for all that could have come
+        lambda o, t, lines: gain(o.mean(0), t.mean(0), lines, repeats=500).low > 0,
         # lines are right, one seed is not
         lambda o, t, lines: gain(o[0], t[0], lines, repeats=500).low > 0,
         # the best seed of each, chosen by the test itself

@@ -165,6 +165,15 @@ def test_every_lesson_is_there_with_its_figures_solutions_and_formulas():
         )
 
 
+@pytest.mark.parametrize("folder", ["docs", "ko", "zh"])
+def test_a_glossary_leads_from_a_meaning_to_the_terms_it_names(folder):
+    page = (SITE / folder / "glossary.html").read_text(encoding="utf-8")
+    led = re.findall(r'<a class="[^"]*\bterm\b[^"]*" href="#(term-[^"]+)"', page)
+    assert len(led) >= 30 and len(led) == len(set(led))
+    # The name at the head of an entry explains nothing.
+    assert not re.search(r"<(strong|dt)\b[^>]*><a class=\"[^\"]*\bterm\b", page)
+
+
 # in a browser -----------------------------------------------------------------------------------
 
 # Also what a script asks for when the page has been read.

@@ -90,9 +90,9 @@ def mark(node: nodes.Text, match, term: terms.Term, address: str) -> None:
 
 def show_terms(app: Sphinx, doctree: nodes.document, name: str) -> None:
     """Show the meaning of each term where a page first uses it."""
-    is_glossary = name == "docs/glossary"
     folder, _, page = name.rpartition("/")
-    if folder == "notebooks" or is_glossary:
+    is_glossary = page == "glossary"
+    if folder == "notebooks" or name == "docs/glossary":
         glossary = terms.glossary()
         objects = app.env.domains["std"].get_objects()
         known = {
@@ -100,7 +100,7 @@ def show_terms(app: Sphinx, doctree: nodes.document, name: str) -> None:
             for key, _, kind, there, anchor, _ in objects
             if kind == "term"
         }
-    elif folder in languages.NAMES and page in languages.lessons():
+    elif folder in languages.NAMES and (is_glossary or page in languages.lessons()):
         glossary = languages.glossary(folder)
         names = [term.names[0] for term in glossary]
         there = f"{folder}/glossary"
@@ -113,7 +113,8 @@ def show_terms(app: Sphinx, doctree: nodes.document, name: str) -> None:
             continue
         texts = places_of(doctree)
         if is_glossary:
-            texts = [node for node in texts if not within(node, term)]
+            own = ("", *term.names)
+            texts = [node for node in texts if entry_of(node) not in own]
         said = [
             (node.astext(), isinstance(node.parent, nodes.strong)) for node in texts
         ]
@@ -125,13 +126,19 @@ def show_terms(app: Sphinx, doctree: nodes.document, name: str) -> None:
             mark(texts[place], match, term, address)
 
 
-def within(node: nodes.Node, term: terms.Term) -> bool:
-    """Whether a text belongs to a term's own entry."""
-    while node is not None:
+def entry_of(node: nodes.Node) -> str:
+    """The name of the entry whose meaning a text belongs to; nothing outside, and at an entry's head.
+
+    The English glossary is a list of definitions, a translated one a list with the names in bold.
+    """
+    while node is not None and not isinstance(node, nodes.strong):
         if isinstance(node, nodes.definition_list_item):
-            return node[0].astext() in term.names
+            return node[0].astext()
+        if isinstance(node, nodes.list_item):
+            head = next(node.findall(nodes.strong))
+            return head.astext().partition(",")[0]
         node = node.parent
-    return True
+    return ""
 
 
 def name_language(

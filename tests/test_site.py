@@ -200,6 +200,13 @@ def test_the_glossary_is_read_whole():
     assert all(term.meaning.endswith((".", "?")) for term in found)
 
 
+def test_the_glossary_has_words_that_lessons_use_without_ado():
+    names = {name for term in terms.glossary() for name in term.names}
+    assert {"HSDP", "hybrid sharding", "confidence interval", "sandbox"} <= names
+    # "The cage", "its 95% interval": no lesson says more.
+    assert {"cage", "interval"} <= names
+
+
 @pytest.mark.parametrize(
     "name, text, wanted",
     [

@@ -26,8 +26,10 @@ OTHER_SENSE: dict[str, set[str]] = {
     "notebooks/07_training_a_tokenizer": {"rank", "encoder"},
     "notebooks/08_from_text_to_batches": {"stride", "utilization"},
     "notebooks/09_pretraining": {"power"},
+    "notebooks/11_sharding": {"confidence interval"},
     "notebooks/13_finetuning_with_the_trainer": {"step"},
     "notebooks/17_instruction_tuning": {"rank"},
+    "notebooks/21_serving": {"confidence interval"},
 }
 
 

@@ -9,6 +9,7 @@ from __future__ import annotations
 import re
 import shutil
 import tomllib
+from collections.abc import Collection
 from pathlib import Path
 
 from course.notebooks import Notebook, cells, read, select, source, tags, write
@@ -29,14 +30,20 @@ def project() -> dict[str, str]:
     return {"version": facts["version"], "repository": facts["urls"]["Repository"]}
 
 
-def absolute(text: str, repository: str, tag: str) -> str:
-    """Markdown of a lesson with its pictures and links led to a repository.
+def absolute(
+    text: str, repository: str, tag: str, beside: Collection[str] = ()
+) -> str:
+    """Markdown of a lesson with its pictures and links led to a repository; those to files beside it stay.
 
     >>> absolute("![a](images/a.svg) [b](../docs/b.md)", "https://github.com/me/it", "v1")
     '![a](https://github.com/me/it/raw/v1/notebooks/images/a.svg) [b](https://github.com/me/it/blob/v1/docs/b.md)'
+    >>> absolute("[a](05_a.ipynb#b)", "https://github.com/me/it", "v1", ["05_a.ipynb"])
+    '[a](05_a.ipynb#b)'
     """
 
     def lead(match: re.Match) -> str:
+        if match[2].partition("#")[0] in beside:
+            return match[0]
         path = f"notebooks/{match[2]}"
         while "/../" in path:
             path = re.sub(r"[^/]+/\.\./", "", path, count=1)
@@ -49,11 +56,13 @@ def absolute(text: str, repository: str, tag: str) -> str:
     return LINK.sub(lead, text)
 
 
-def copy_of(notebook: Notebook, facts: dict[str, str]) -> Notebook:
-    """A notebook whose Markdown stands alone."""
+def copy_of(
+    notebook: Notebook, facts: dict[str, str], beside: Collection[str] = ()
+) -> Notebook:
+    """A notebook whose Markdown needs nothing but what lies beside it."""
     tag = f"v{facts['version']}"
     for cell in cells(notebook, "markdown"):
-        text = absolute(source(cell), facts["repository"], tag)
+        text = absolute(source(cell), facts["repository"], tag, beside)
         cell["source"] = text.splitlines(keepends=True)
     return notebook
 
@@ -78,15 +87,21 @@ def without_solutions(notebook: Notebook) -> Notebook:
 
 
 def student(folder: Path, paths: list[Path]) -> list[Path]:
-    """Write the chosen lessons without their solutions into a folder, their pictures beside them."""
+    """Write the chosen lessons without their solutions into a folder, their pictures beside them.
+
+    Links to what is not in the folder lead to the repository.
+    """
     if folder.exists() and any(folder.iterdir()):
         raise CourseError("the folder holds something", folder, "name a new one")
     pictures = CHECKOUT / "notebooks" / "images"
     shutil.copytree(pictures, folder / "images")
+    beside = {f"images/{picture.name}" for picture in pictures.iterdir()}
+    beside |= {path.name for path in paths}
+    facts = project()
     copies = []
     for path in paths:
         copy = folder / path.name
-        lesson = read(path)
-        write(copy, without_solutions(lesson))
+        lesson = without_solutions(read(path))
+        write(copy, copy_of(lesson, facts, beside))
         copies.append(copy)
     return copies

@@ -29,6 +29,11 @@ def commit(root: Path = ROOT) -> str:
     return described or "unknown"
 
 
+def date_of(name: str, root: Path = ROOT) -> str:
+    """The day of a commit; nothing where git does not know it, as in a copy without its history."""
+    return git("show", "--no-patch", "--format=%cs", name, root=root)
+
+
 def clean_commit(root: Path = ROOT) -> str:
     """The commit that a record is of. Only what is committed can be checked out and run again."""
     name = git("rev-parse", "--short=10", "HEAD", root=root)

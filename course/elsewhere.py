@@ -346,18 +346,18 @@ def record(place: str, facts: Facts) -> None:
     except CourseError as error:
         print(f"not recorded: {error}")
         return
+    date = f"{datetime.date.today()}"
     versions = versions_of(facts["python"])
     records = artifacts.read_json(RECORD) or {}
     row = records.get(place, {})
     same = all(row.get(name) == version for name, version in versions.items())
     lessons = dict(row["lessons"]) if row and same else {}
     for name, lesson in facts["lessons"].items():
-        lessons[name] = {**lesson, "commit": commit}
+        lessons[name] = {**lesson, "commit": commit, "date": date}
     missing = [path.name[:2] for path in select() if path.name[:2] not in lessons]
     if missing:
         print(f"not recorded: {place} has never run {', '.join(missing)}")
         return
-    date = f"{datetime.date.today()}"
     kept: Facts = {"date": date, "commit": commit, **versions, "lessons": lessons}
     kept["tests"] = facts.get("tests", "")
     artifacts.write_json(RECORD, {**records, place: kept})

@@ -42,7 +42,8 @@ def absolute(
     """
 
     def lead(match: re.Match) -> str:
-        if match[2].partition("#")[0] in beside:
+        name, _, _ = match[2].partition("#")
+        if name in beside:
             return match[0]
         path = f"notebooks/{match[2]}"
         while "/../" in path:
@@ -60,9 +61,10 @@ def copy_of(
     notebook: Notebook, facts: dict[str, str], beside: Collection[str] = ()
 ) -> Notebook:
     """A notebook whose Markdown needs nothing but what lies beside it."""
+    repository = facts["repository"]
     tag = f"v{facts['version']}"
     for cell in cells(notebook, "markdown"):
-        text = absolute(source(cell), facts["repository"], tag, beside)
+        text = absolute(source(cell), repository, tag, beside)
         cell["source"] = text.splitlines(keepends=True)
     return notebook
 

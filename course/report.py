@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import datetime
 import functools
 import os
 from functools import partial
@@ -141,6 +142,7 @@ def keep(profile: Profile, paths: list[Path]) -> list[str]:
             "disk_bytes": disk_of(path, profile),
             "machine": machine,
             "commit": made_from,
+            "date": f"{datetime.date.today()}",
             "command": f"make run PROFILE={profile.name} ONLY={number}",
             "facts": facts,
         }

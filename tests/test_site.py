@@ -6,7 +6,8 @@ import json
 
 import pytest
 
-from course.notebooks import select
+from course import checkout
+from course.notebooks import read, select, write
 from course.site import index, languages, lessons, links, modules, pages, terms
 from utils.errors import ROOT
 
@@ -342,5 +343,50 @@ def test_each_entry_of_the_glossary_is_a_place():
 
 def test_a_page_says_when_its_lesson_last_ran():
     for path in select():
-        said = lessons.last_run(path.name[:2])
+        said = lessons.last_run(path)
         assert "green" in said and "not recorded" not in said, path.name
+
+
+@pytest.fixture
+def ran(course, monkeypatch):
+    """A lesson that ran at its first commit, at home and elsewhere; its path."""
+    path = course.add("00_a.ipynb", "1 + 1")
+    course.git("init", "-q")
+    course.git("add", "-A")
+    monkeypatch.setenv("GIT_COMMITTER_DATE", "2026-02-03T12:00:00")
+    course.git("commit", "-qm", "a")
+    monkeypatch.setattr(lessons, "ROOT", course.root)
+    name = checkout.commit(course.root)
+    run = {"commit": name, "machine": "2 cores", "problems": []}
+    monkeypatch.setattr(lessons, "recorded", lambda profile: {"00": run})
+    old = {"00": {**run, "commit": "0123456789", "date": "2025-12-31"}}
+    row = {"name": "oldest", "lessons": old}
+    monkeypatch.setattr(lessons, "places", lambda: [row])
+    lessons.has_changed.cache_clear()
+    yield path
+    lessons.has_changed.cache_clear()
+
+
+def test_a_run_has_its_day_and_its_commit(ran):
+    name = checkout.commit(ran.parent.parent)
+    said = lessons.last_run(ran)
+    assert f"green on 2 cores, 2026-02-03 ({name})" in said
+    # Of a commit that git does not know, the record alone speaks.
+    assert "green in `oldest`, 2025-12-31 (0123456789)" in said
+    assert f"outputs below are of 2026-02-03 ({name}), recorded on 2 cores" in said
+
+
+def test_a_run_is_older_than_the_code_of_its_lesson_and_not_than_its_outputs(ran):
+    notebook = read(ran)
+    notebook["cells"][0]["outputs"] = [output(**{"text/plain": "2"})]
+    write(ran, notebook)
+    assert "before its last change" not in lessons.last_run(ran)
+    notebook["cells"][0]["source"] = "1 + 2"
+    write(ran, notebook)
+    lessons.has_changed.cache_clear()
+    assert lessons.last_run(ran).count(", before its last change)") == 2
+
+
+def test_a_run_of_a_lesson_under_another_name_is_older(ran):
+    moved = ran.rename(ran.with_name("00_b.ipynb"))
+    assert lessons.last_run(moved).count(", before its last change)") == 2

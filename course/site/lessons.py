@@ -3,17 +3,21 @@
 from __future__ import annotations
 
 import base64
+import functools
 import html
+import json
 import re
 from pathlib import Path
 from typing import Any
 
+from course.checkout import date_of, git
 from course.generate import Facts, facts_of, places
 from course.notebooks import Cell, Notebook, cells, read, source, tags, write
 from course.publish import BRANCH
 from course.results import recorded
 from course.site import languages
 from course.site.links import cell_label, cited_cells, in_repository, relead
+from utils.errors import ROOT
 
 RECORD = "application/vnd.course.record+json"
 SMALL = re.compile(r'<small style="[^"]*">')
@@ -48,23 +52,48 @@ def run_this(facts: Facts) -> str:
     return f"{{.run-this}}\n**Run this lesson** on {run}. **Mend it:** {tell}.\n"
 
 
-def last_run(number: str) -> str:
+@functools.cache
+def has_changed(path: Path, name: str) -> bool:
+    """Whether the code of a lesson is another than at a commit; False where git does not know it."""
+    if not date_of(name, ROOT):
+        return False
+    place = f"{name}:./notebooks/{path.name}"
+    before = git("show", place, root=ROOT)
+    if not before:
+        return True
+    codes = []
+    for notebook in (json.loads(before), read(path)):
+        code = [source(cell) for cell in cells(notebook, "code")]
+        codes.append(code)
+    old, new = codes
+    return old != new
+
+
+def when(path: Path, record: Facts) -> str:
+    """The day and the commit of a recorded run, and whether the lesson has changed since."""
+    name = record["commit"]
+    day = record.get("date") or date_of(name, ROOT)
+    older = ", before its last change" if has_changed(path, name) else ""
+    return f"{day} ({name}{older})".strip()
+
+
+def last_run(path: Path) -> str:
     """When a lesson was last seen to run, and which commit made the outputs of the page."""
-    rows = [row for row in places() if number in row["lessons"]]
+    number = path.name[:2]
     said = []
-    for row in rows:
-        lesson = row["lessons"][number]
-        green = "red" if lesson["problems"] else "green"
-        place = f"in `{row['name']}` on {row['date']}"
-        said.append(f"{green} {place} ({lesson['commit']})")
     kept = recorded("smoke").get(number)
-    if kept and not said:
-        # A lesson that is younger than the last run of all places has its own.
-        said.append(f"green on {kept['machine']} ({kept['commit']})")
+    if kept:
+        said.append(f"green on {kept['machine']}, {when(path, kept)}")
+    for row in places():
+        lesson = row["lessons"].get(number)
+        if lesson:
+            green = "red" if lesson["problems"] else "green"
+            said.append(f"{green} in `{row['name']}`, {when(path, lesson)}")
     text = "; ".join(said) or "not recorded yet"
     outputs = recorded("laptop").get(number)
     if outputs:
-        text += f". The outputs below are of commit {outputs['commit']}, "
+        made = when(path, outputs)
+        text += f". The outputs below are of {made}, "
         text += f"recorded on {outputs['machine']}"
     return f"{{.last-run}}\nLast runs at `smoke`: {text}.\n"
 
@@ -73,7 +102,7 @@ def header(text: str, facts: Facts, language: str) -> str:
     """The header of a lesson, with more places to run it than a notebook needs."""
     told = run_this(facts)
     told += "\n"
-    told += last_run(facts["number"])
+    told += last_run(ROOT / "notebooks" / facts["file"])
     told = languages.say(told, language)
     return BADGES.sub(lambda _: told, text, count=1)
 

@@ -277,7 +277,7 @@ def translations(options: Namespace) -> int:
     from course.site import languages
 
     for language in languages.NAMES if options.renew else ():
-        for page in languages.SOURCES:
+        for page in languages.catalogues():
             languages.renew(language, page)
     lines = languages.report()
     print("\n".join(lines))

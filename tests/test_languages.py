@@ -114,8 +114,42 @@ def test_code_and_outputs_of_a_lesson_stay(language, tmp_path):
     assert len(english["cells"]) == len(other["cells"])
     for one, two in zip(english["cells"], other["cells"]):
         if one["cell_type"] == "code":
-            assert one == two, one["id"]
+            assert one["source"] == two["source"], one["id"]
+            assert one["outputs"] == two["outputs"], one["id"]
     assert (tmp_path / language / path.name).exists()
+
+
+@pytest.mark.parametrize(
+    "language, wanted",
+    [("ko", {"설치", "풀이 00.1"}), ("zh", {"安装", "解答 00.1"})],
+)
+def test_a_fold_of_a_translated_lesson_is_named_in_its_language(
+    language, wanted, tmp_path
+):
+    path = languages.ROOT / languages.SOURCES["00_start_here"]
+    lesson = page_of(path, tmp_path / language, language)
+    folds = [cell["metadata"].get("mystnb", {}) for cell in lesson["cells"]]
+    names = {fold.get("code_prompt_show") for fold in folds}
+    assert wanted <= names
+    assert not re.search("Solution|Set-up", str(names))
+
+
+def test_what_the_site_says_around_a_text_is_translated():
+    def say(text):
+        return languages.say_around(text, "ko")
+
+    assert say("<p>\n  Next\n</p>") == "<p>\n  다음\n</p>"
+    assert say('<input placeholder="Search" name="Next">') == (
+        '<input placeholder="검색" name="Next">'
+    )
+    assert say("<p>Last updated on 2026-02-03</p>") == (
+        "<p>마지막 갱신: 2026-02-03</p>"
+    )
+    assert say("<a>Next of kin</a>") == "<a>Next of kin</a>"
+    inside = '<article><p>Next</p><a title="Link to this heading">#</a></article>'
+    assert say(inside) == inside.replace(
+        "Link to this heading", "이 제목으로 가는 링크"
+    )
 
 
 # What holds the translations that are there to the English.
@@ -143,6 +177,16 @@ def test_a_translation_keeps_code_links_and_form(language, page):
         assert code_of(english) == code_of(other), english
         assert addresses(english) == addresses(other), english
         assert starts(english) == starts(other), english
+        assert english.count("**") == other.count("**"), english
+
+
+@pytest.mark.parametrize("language", languages.NAMES)
+def test_all_that_the_site_says_is_translated(language):
+    known = languages.catalogue(language, languages.SITE)
+    assert set(known) == {*languages.IN_LESSONS, *languages.AROUND}
+    for english, other in known.items():
+        assert not other.isascii(), english
+        assert code_of(english) == code_of(other), english
         assert english.count("**") == other.count("**"), english
 
 

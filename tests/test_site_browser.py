@@ -23,6 +23,7 @@ from xml.etree import ElementTree
 import browser as browsers
 import pytest
 
+from course.site import languages
 from utils.errors import ROOT
 
 # Where `make site` builds; what the other tests make goes elsewhere.
@@ -172,6 +173,29 @@ def test_a_glossary_leads_from_a_meaning_to_the_terms_it_names(folder):
     assert len(led) >= 30 and len(led) == len(set(led))
     # The name at the head of an entry explains nothing.
     assert not re.search(r"<(strong|dt)\b[^>]*><a class=\"[^\"]*\bterm\b", page)
+
+
+def said_around(page: Path) -> set[str]:
+    """The texts and labels of a page beside its own text; what scripts and styles hold is left out."""
+    text = page.read_text(encoding="utf-8")
+    text = re.sub(r"(?s)<(script|style)\b.*?</\1>", "", text)
+    labels = {found[1] for found in languages.LABEL.findall(text)}
+    around = "".join(languages.ARTICLE.split(text)[::2])
+    return labels | {found[1] for found in languages.TEXT.findall(around)}
+
+
+def test_what_a_translation_says_around_a_text_is_what_pages_say():
+    said = said_around(SITE / "notebooks" / "00_start_here.html")
+    assert set(languages.AROUND) <= said
+
+
+@pytest.mark.parametrize("language", languages.NAMES)
+def test_a_translated_page_says_nothing_around_its_text_in_english(language):
+    found = sorted((SITE / language).glob("*.html"))
+    assert len(found) == len(languages.SOURCES)
+    for page in found:
+        assert f' lang="{language}"' in page.read_text(encoding="utf-8")[:200]
+        assert not said_around(page) & set(languages.AROUND), page
 
 
 # in a browser -----------------------------------------------------------------------------------

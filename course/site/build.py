@@ -102,7 +102,7 @@ def call_sphinx(source_folder: Path, target: Path) -> None:
 
 
 def tidy(folder: Path) -> None:
-    """Take away what no page needs, and mend what a screen reader would stumble on."""
+    """Take away what no page needs, mend what a screen reader would stumble on, translate the rest."""
     for name in NOT_NEEDED:
         for path in folder.glob(name):
             if path.is_dir():
@@ -113,6 +113,9 @@ def tidy(folder: Path) -> None:
         text = path.read_text(encoding="utf-8")
         for found, better in MENDED.items():
             text = text.replace(found, better)
+        language = index.language_of(path.relative_to(folder).as_posix())
+        if language:
+            text = languages.say_around(text, language)
         path.write_text(text, encoding="utf-8", newline="\n")
 
 

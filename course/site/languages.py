@@ -33,39 +33,62 @@ PARTLY = {
     "ko": "*이 쪽은 {total}개 문단 가운데 {translated}개가 번역되어 있습니다. 나머지는 영어입니다.*",
     "zh": "*本页共 {total} 段，已译 {translated} 段，其余仍是英文。*",
 }
-# What the site says in the header of a lesson.
-PHRASES = {
-    "ko": {
-        "**Run this lesson** on": "**이 강의 실행하기**:",
-        "your machine": "내 컴퓨터",
-        "**Mend it:**": "**고치기:**",
-        "edit it": "편집",
-        "report a mistake": "잘못 알리기",
-        "Last runs at `smoke`:": "`smoke`에서 한 마지막 실행:",
-        "not recorded yet": "아직 기록 없음",
-        "The outputs below are of": "아래 출력을 만든 실행:",
-        "recorded on": "기록한 곳:",
-        "green in": "통과",
-        "red in": "실패",
-        "green on": "통과:",
-        "before its last change": "마지막 수정 전",
-    },
-    "zh": {
-        "**Run this lesson** on": "**运行本课**：",
-        "your machine": "自己的机器",
-        "**Mend it:**": "**修改：**",
-        "edit it": "编辑",
-        "report a mistake": "报告错误",
-        "Last runs at `smoke`:": "`smoke` 下的最近运行：",
-        "not recorded yet": "尚无记录",
-        "The outputs below are of": "以下输出来自：",
-        "recorded on": "记录于",
-        "green in": "通过",
-        "red in": "未通过",
-        "green on": "通过：",
-        "before its last change": "早于最近一次修改",
-    },
-}
+# The catalogue of what the site itself says, which is no page of its own.
+SITE = "site"
+# In the header of a lesson and on its folds.
+IN_LESSONS = [
+    "**Run this lesson** on",
+    "your machine",
+    "**Mend it:**",
+    "edit it",
+    "report a mistake",
+    "Last runs at `smoke`:",
+    "not recorded yet",
+    "before its last change",
+    "The outputs below are of",
+    "recorded on",
+    "green in",
+    "green on",
+    "red in",
+    "Set-up",
+    "Solution",
+]
+# Around the text of a page, by our templates, the theme and Sphinx.
+AROUND = [
+    "Contents",
+    "Menu",
+    "Expand",
+    "Light mode",
+    "Dark mode",
+    "Auto light/dark, in light mode",
+    "Auto light/dark, in dark mode",
+    "Toggle Light / Dark / Auto color theme",
+    "Toggle site navigation sidebar",
+    "Toggle table of contents sidebar",
+    "Toggle navigation of utils",
+    "Toggle navigation of stages",
+    "Skip to content",
+    "Search",
+    "Lessons",
+    "Beside the lessons",
+    "Other languages",
+    "Languages",
+    "Index",
+    "Link to this heading",
+    "Back to top",
+    "On this page",
+    "Next",
+    "Previous",
+    "Made with",
+    "Last updated on",
+    "Built from commit",
+    "repository",
+    "issues",
+]
+ARTICLE = re.compile(r"(<article\b.*?</article>)", re.S)
+# A text between two tags, and its end: behind some stands a day.
+TEXT = re.compile(r"(>\s*)([^<>]*?\S)((?: \d{4}-\d\d-\d\d)?\s*<)")
+LABEL = re.compile(r'( (?:aria-label|placeholder|title)=")([^"]+)(")')
 CODE = re.compile(r"^```.*?^```", re.M | re.S)
 # A paragraph ends at an empty line, and in a list where the next point begins.
 BREAK = re.compile(r"(\n\s*\n|\n(?=- ))")
@@ -167,7 +190,9 @@ def path_of(language: str, page: str) -> Path:
 
 
 def source_of(page: str) -> str:
-    """The English text of a page; of a lesson, its prose."""
+    """The English text of a page; of a lesson, its prose; of the site, what it says itself."""
+    if page == SITE:
+        return "\n\n".join([*IN_LESSONS, *AROUND])
     path = ROOT / SOURCES[page]
     if path.suffix == ".ipynb":
         prose = [source(cell) for cell in cells(read(path), "markdown")]
@@ -220,11 +245,16 @@ def renew(language: str, page: str) -> State:
     return state_of(text, known)
 
 
+def catalogues() -> list[str]:
+    """What there is to translate: the pages, and what the site itself says."""
+    return [*SOURCES, SITE]
+
+
 def report() -> list[str]:
     """A line for each page and language."""
     lines = []
     for language, name in NAMES.items():
-        for page in SOURCES:
+        for page in catalogues():
             known = catalogue(language, page)
             state = state_of(source_of(page), known)
             total = state.translated + len(state.missing)
@@ -287,16 +317,43 @@ def settle(text: str, page: str, language: str) -> str:
     return LINK.sub(leader(page, language), text)
 
 
+@functools.cache
+def words(language: str) -> dict[str, str]:
+    """What the site itself says, each with its translation."""
+    return catalogue(language, SITE)
+
+
 def say(text: str, language: str) -> str:
-    """What the site itself says, in another language.
+    """What the site says in a lesson, in another language.
 
     >>> say("[edit it](a)", "zh"), say("[edit it](a)", "")
     ('[编辑](a)', '[edit it](a)')
     """
-    phrases = PHRASES.get(language, {})
-    for english, other in phrases.items():
-        text = text.replace(english, other)
+    known = words(language)
+    for english in IN_LESSONS:
+        text = text.replace(english, known.get(english, english))
     return text
+
+
+def say_around(page: str, language: str) -> str:
+    """A page with what the site says around its text in another language.
+
+    >>> say_around('<a title="Menu">Next</a><article>Next</article>', "zh")
+    '<a title="菜单">下一页</a><article>Next</article>'
+    """
+    known = words(language)
+
+    def put(found: re.Match[str]) -> str:
+        before, text, behind = found.groups()
+        other = known.get(text, text)
+        return before + other + behind
+
+    parts = ARTICLE.split(page)
+    for place in range(0, len(parts), 2):
+        part = parts[place]
+        parts[place] = TEXT.sub(put, part)
+    whole = "".join(parts)
+    return LABEL.sub(put, whole)
 
 
 def note(page: str, language: str, known: dict[str, str]) -> str:

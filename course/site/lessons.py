@@ -175,9 +175,9 @@ def prepare(cell: Cell, name: str, facts: Facts, language: str) -> None:
         cell["source"] = relead(text, "notebooks")
         return
     if "solution" in tags(cell):
-        fold(cell, title_of(cell))
+        fold(cell, languages.say(title_of(cell), language))
     elif "bootstrap" in tags(cell):
-        fold(cell, "Set-up")
+        fold(cell, languages.say("Set-up", language))
     elif cell["metadata"].get("jupyter", {}).get("source_hidden"):
         fold(cell, title_of(cell), "hide-input")
     cell["outputs"] = join_streams(cell["outputs"])

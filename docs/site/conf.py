@@ -38,7 +38,8 @@ html_js_files = [("course.js", {"defer": "defer"})]
 html_copy_source = False
 html_show_sourcelink = False
 html_show_sphinx = False
-html_last_updated_fmt = ""
+# A day that reads the same in every language.
+html_last_updated_fmt = "%Y-%m-%d"
 pygments_style = "a11y-high-contrast-light"
 pygments_dark_style = "a11y-high-contrast-dark"
 html_theme_options = {

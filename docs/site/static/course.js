@@ -84,7 +84,8 @@ function watchMenus() {
     if (label.classList.contains("overlay")) continue;
     label.tabIndex = 0;
     label.setAttribute("role", "button");
-    label.setAttribute("aria-label", label.htmlFor === "__toc" ? "On this page" : "All pages");
+    // The theme's own words, which a translated page has in its language.
+    label.setAttribute("aria-label", label.control.getAttribute("aria-label"));
     label.addEventListener("keydown", event => {
       if (event.key !== "Enter" && event.key !== " ") return;
       event.preventDefault();

@@ -3,11 +3,12 @@
 import ast
 import base64
 import json
+import re
 
 import pytest
 
 from course import checkout
-from course.notebooks import read, select, write
+from course.notebooks import cells, read, select, source, write
 from course.site import index, languages, lessons, links, modules, pages, terms
 from utils.errors import ROOT
 
@@ -192,6 +193,16 @@ def test_a_word_of_another_sense_is_a_term_and_stands_in_its_lesson():
         )
         for name in names:
             assert terms.find_term(known[name], prose), f"{name} is not in {page}"
+
+
+def test_the_corpus_of_corpus_bleu_is_not_the_courses():
+    said = []
+    for path in select():
+        prose = [source(cell) for cell in cells(read(path), "markdown")]
+        if re.search(r"\bcorpus BLEU\b", "\n".join(prose)):
+            said.append(f"notebooks/{path.stem}")
+    assert said
+    assert all("corpus" in terms.OTHER_SENSE.get(page, ()) for page in said)
 
 
 def test_the_glossary_is_read_whole():

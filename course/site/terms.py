@@ -28,6 +28,7 @@ OTHER_SENSE: dict[str, set[str]] = {
     "notebooks/09_pretraining": {"power"},
     "notebooks/11_sharding": {"confidence interval"},
     "notebooks/13_finetuning_with_the_trainer": {"step"},
+    "notebooks/14_the_full_training_loop": {"corpus"},
     "notebooks/17_instruction_tuning": {"rank"},
     "notebooks/21_serving": {"confidence interval"},
 }

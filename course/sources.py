@@ -28,6 +28,11 @@ Verdict = Literal[
     "not decided",
 ]
 
+# What an author sets as code.
+MARKED = re.compile(r"(?<!`)(`[^`]+`)(?!`)")
+# What Markdown would take for its own in words.
+MARKUP = re.compile(r"[*_<\[\]$\\]")
+
 
 class Strict(BaseModel):
     """A misspelt name is an error."""
@@ -134,15 +139,26 @@ def ours(row: Row, notebook: Notebook) -> str:
 
 
 def code(text: str) -> str:
-    """Words as code in a table's cell, in as many backticks as they need.
+    """Words as code in a table's cell; between quotation marks where they mark code themselves.
 
-    >>> code("a | b"), code("`x`")
-    ('`a \\\\| b`', '`` `x` ``')
+    >>> code("a | b"), code("a* of `b|c`")
+    ('`a \\\\| b`', '“a\\\\* of `b\\\\|c`”')
     >>> code("if a:   b").count(" ")  # its blanks are its own
     4
     """
-    text = text.strip().replace("|", r"\|")
+    parts = MARKED.split(text.strip())
+    words = "".join(parts[::2])
+    marked = len(parts) > 1 and "`" not in words
+    if marked:
+        for place in range(0, len(parts), 2):
+            part = parts[place]
+            parts[place] = MARKUP.sub(r"\\\g<0>", part)
+    text = "".join(parts)
+    text = text.replace("|", r"\|")
+    if marked:
+        return f"“{text}”"
     if "`" in text:
+        # A fence, or a mark without its fellow.
         return f"`` {text} ``"
     return f"`{text}`"
 

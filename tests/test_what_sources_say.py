@@ -53,6 +53,31 @@ NOTEBOOK = {
 }
 
 
+@pytest.mark.parametrize(
+    "words, cell",
+    [
+        ("set `save_steps`", "“set `save_steps`”"),
+        ("`a` and` b`", "“`a` and` b`”"),
+        ("a_b of `c_d`", r"“a\_b of `c_d`”"),
+        ("| `x`", r"“\| `x`”"),
+        ("a_b", "`a_b`"),
+        ("a fence ``` of code", "`` a fence ``` of code ``"),
+        ("no `fellow", "`` no `fellow ``"),
+    ],
+)
+def test_what_a_source_sets_as_code_is_code_in_the_table(
+    words: str, cell: str
+) -> None:
+    assert sources.code(words) == cell
+
+
+def test_no_page_shows_the_marks_of_code() -> None:
+    page = (ROOT / "docs" / "sources.md").read_text(encoding="utf-8")
+    shown = re.findall(r"(?<!`)`` (.+?) ``(?!`)", page)
+    # Only where they are what the quotation is about.
+    assert all("```" in words for words in shown)
+
+
 @pytest.mark.parametrize("one", ROWS, ids=IDS)
 def test_a_row_stands_on_one_thing(one: Row) -> None:
     kinds = [one.figure, one.read, one.sees]

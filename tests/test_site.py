@@ -121,6 +121,13 @@ def test_a_solution_is_folded_and_a_header_says_where_to_run(tmp_path):
     assert "[all lessons](" not in text
 
 
+def test_a_formula_has_no_sign_that_common_fonts_lack():
+    for path in select():
+        prose = [source(cell) for cell in cells(read(path), "markdown")]
+        # Drawn as U+29F5, an empty box where no font for formulas is installed.
+        assert r"\setminus" not in "\n".join(prose), path.name
+
+
 # terms ------------------------------------------------------------------------------------------
 
 

@@ -97,6 +97,18 @@ def test_a_workflow_has_no_more_rights_than_it_needs(path: Path) -> None:
     assert problems_of(read(path)) == []
 
 
+def test_pinned_actions_are_renewed_and_pinned_packages_are_not() -> None:
+    facts = yaml.safe_load(read(".github/dependabot.yml"))
+    assert facts["version"] == 2
+    (update,) = facts["updates"]
+    assert update["package-ecosystem"] == "github-actions"
+    assert (update["directory"], update["schedule"]) == (
+        "/",
+        {"interval": "monthly"},
+    )
+    assert update["groups"]["actions"]["patterns"] == ["*"]
+
+
 GOOD = """on: [push]
 permissions:
   contents: read

@@ -212,16 +212,24 @@ def test_canary_runs_unknown_code_where_nothing_may_be_written() -> None:
     assert "<" not in re.sub(r"#.*", "", loosened)
 
 
+def command_of(hook: dict[str, Any]) -> tuple[str, ...]:
+    """The program of a hook with its arguments; `.` stands for the files that it is handed."""
+    words = hook["entry"].removeprefix(".venv/bin/").removeprefix("python -m ")
+    command = words.removesuffix(" --force-exclude").split()
+    files = [] if hook.get("pass_filenames") is False else ["."]
+    return (*command, *files)
+
+
 def test_a_commit_is_looked_at_by_the_linters_of_ci() -> None:
-    in_ci = set(re.findall(r'^part ".*" \$bin/([\w-]+)', read(".ci/run"), re.M))
+    lines = re.findall(r'^part "[^"]+" \$bin/(.+)$', read(".ci/run"), re.M)
+    in_ci = {tuple(line.split()) for line in lines}
     hooks = yaml.safe_load(read(".pre-commit-config.yaml"))["repos"][0]["hooks"]
-    before_a_commit = {
-        re.match(r"\.venv/bin/(?:python -m )?([\w-]+)", hook["entry"]).group(1)
-        for hook in hooks
-    }
-    by_make = {command[0] for command in chores.COMMANDS["style"]}
+    before_a_commit = {command_of(hook) for hook in hooks}
+    by_make = {tuple(command) for command in chores.COMMANDS["style"]}
+    # The same programs on the same files.
     assert before_a_commit == in_ci == by_make
-    assert "codespell" in in_ci
+    (spelling,) = [command for command in in_ci if command[0] == "codespell"]
+    assert all((ROOT / name).exists() for name in spelling[1:])
 
 
 def test_no_lesson_has_a_slip_of_the_pen(tmp_path: Path) -> None:

@@ -24,7 +24,9 @@ HOUSE_WORDS = {
     r"exams?": "test set",
     r"rehearsals?": "validation set",
     r"blanks": "spaces",
-    r"(of|the|a|one) signs? (that|or|and) ": "character",
+    # "The sign that it trains" and "a sign and an exponent" are no characters.
+    r"of signs (that|or|and) ": "character",
+    r"one sign (or|and) ": "character",
     r"of one sign": "of one character",
     r"(set|file|word|sentence|row|token)s? stands? in (the|an?|one|every)": "is in",
 }

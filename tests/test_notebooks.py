@@ -120,6 +120,11 @@ def test_pages_beside_the_notebooks_are_read_too(here):
             "A row stands in the exam, the others of one sign.",
             ["exam", "of one sign", "row stands in the"],
         ),
+        (
+            "Runs of signs that follow, one sign or two",
+            ["of signs that ", "one sign or "],
+        ),
+        ("The sign that it overfits; a sign and an exponent, of the sign or", []),
         ("The learning rate of `dear` and a manners-book are fine", []),
     ],
 )

@@ -591,7 +591,7 @@ def test_a_translated_lesson_shows_meanings_in_its_own_language(
     led = browser.run(
         "return document.querySelector('a.term').getAttribute('href')"
     )
-    assert led.startswith("glossary.html#term-")
+    assert led.startswith(f"glossary.html#term-{language}-")
 
 
 def test_a_lesson_prints(browser):

@@ -399,24 +399,25 @@ def lessons() -> list[str]:
     return [page for page, place in SOURCES.items() if place.endswith(".ipynb")]
 
 
-def term_anchor(name: str) -> str:
-    """The name by which a link finds a term on a translated page.
+def term_anchor(name: str, language: str) -> str:
+    """The label by which a link finds a term on a translated page; the whole site has one of each.
 
-    >>> term_anchor("pass@k")
-    'term-pass-k'
+    >>> term_anchor("pass@k", "ko")
+    'term-ko-passk'
     """
-    return "term-" + re.sub(r"\W+", "-", name.lower())
+    return f"term-{language}-{slug(name)}"
 
 
-def with_anchors(text: str) -> str:
-    """A translated glossary, in which a link finds each term.
+def with_anchors(text: str, language: str) -> str:
+    """A translated glossary, with a label before each term.
 
-    >>> with_anchors("- **BLEU, chrF**: a score.")
-    '- <a id="term-bleu"></a>**BLEU, chrF**: a score.'
+    >>> with_anchors("- **BLEU, chrF**: a score.", "ko")
+    '- (term-ko-bleu)=\\n  **BLEU, chrF**: a score.'
     """
 
     def put(start: re.Match[str]) -> str:
-        return f'- <a id="{term_anchor(start[1])}"></a>**{start[1]}'
+        anchor = term_anchor(start[1], language)
+        return f"- ({anchor})=\n  {start[0][2:]}"
 
     return re.sub(r"(?m)^- \*\*([^*,]+)", put, text)
 
@@ -428,7 +429,7 @@ def page_text(page: str, language: str) -> str:
     english = source_of(page)
     text = translate(english, known)
     if page == "glossary":
-        text = with_anchors(text)
+        text = with_anchors(text, language)
     folder = posixpath.dirname(SOURCES[page])
     text = relead(text, folder)
     text = settle(text, page, language)

@@ -104,7 +104,7 @@ def show_terms(app: Sphinx, doctree: nodes.document, name: str) -> None:
         glossary = languages.glossary(folder)
         names = [term.names[0] for term in glossary]
         there = f"{folder}/glossary"
-        known = {one: (there, languages.term_anchor(one)) for one in names}
+        known = {one: (there, languages.term_anchor(one, folder)) for one in names}
     else:
         return
     other = terms.OTHER_SENSE.get(f"notebooks/{page}", set())

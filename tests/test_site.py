@@ -113,10 +113,11 @@ def test_a_solution_is_folded_and_a_header_says_where_to_run(tmp_path):
     for place in (
         "colab.research",
         "kaggle.com",
-        "mybinder.org",
+        "codespaces.new",
         "README.md#begin",
     ):
         assert place in text
+    assert "mybinder" not in text
     assert "image/png" not in text and lessons.RECORD not in text
     assert "[all lessons](" not in text
 

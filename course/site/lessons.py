@@ -34,12 +34,12 @@ def run_this(facts: Facts) -> str:
     name = facts["file"]
     copy = f"{here}/blob/{BRANCH}/notebooks/{name}"
     raw = f"https://github.com/{here}/raw/{BRANCH}/notebooks/{name}"
-    binder = f"https://mybinder.org/v2/gh/{here}/{BRANCH}?labpath=notebooks/{name}"
     issue = f"{facts['repository']}/issues/new?template=lesson.yml"
+    # Not Binder: mybinder.org gives one to two GB of memory, and some lessons take more.
     links = {
         "Colab": f"https://colab.research.google.com/github/{copy}",
         "Kaggle": f"https://kaggle.com/kernels/welcome?src={raw}",
-        "Binder": binder,
+        "Codespaces": f"https://codespaces.new/{here}",
         "your machine": "../README.md#begin",
     }
     doors = []

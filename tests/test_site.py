@@ -4,12 +4,25 @@ import ast
 import base64
 import json
 import re
+import subprocess
+import sys
+import urllib.request
 
 import pytest
 
+from course import __main__ as command
 from course import checkout
 from course.notebooks import cells, read, select, source, write
-from course.site import index, languages, lessons, links, modules, pages, terms
+from course.site import (
+    build,
+    index,
+    languages,
+    lessons,
+    links,
+    modules,
+    pages,
+    terms,
+)
 from utils.errors import ROOT
 
 PICTURE = base64.b64encode(b"\x89PNG").decode()
@@ -336,6 +349,72 @@ def test_every_public_function_has_its_place():
         for path in modules.modules_of(package):
             assert f"({modules.name_of(path)}.md)" in listed
     assert "(stages.cage.warden.md)" in modules.package_page("stages")
+
+
+# building and serving ---------------------------------------------------------------------------
+
+
+@pytest.fixture
+def small(tmp_path, monkeypatch):
+    """A build whose Sphinx writes one page."""
+
+    def write(source, target):
+        (target / "_static").mkdir(parents=True)
+        page = '<section id="a"><h1>A</h1><p>words</p></section>'
+        (target / "index.html").write_text(page, encoding="utf-8")
+
+    monkeypatch.setattr(build.setup, "install_site_tools", lambda: False)
+    monkeypatch.setattr(build, "prepare", lambda folder: None)
+    monkeypatch.setattr(build, "call_sphinx", write)
+    return tmp_path / "site"
+
+
+@pytest.mark.parametrize(
+    "seconds, said",
+    [(119, "119 s (the bar is 120 s)"), (121, "121 s, OVER the bar of 120 s")],
+)
+def test_the_last_line_says_whether_the_pages_took_too_long(
+    small, monkeypatch, capsys, seconds, said
+):
+    clock = iter([1000, 1000 + seconds])
+    monkeypatch.setattr(build.time, "perf_counter", lambda: next(clock))
+    assert build.build(small) == small
+    last = capsys.readouterr().out.splitlines()[-1]
+    assert re.fullmatch(rf"1 pages, [\d.]+ k?B, {re.escape(said)}", last)
+
+
+def test_the_pages_are_served_with_their_search(small):
+    build.build(small)
+    code = "import pathlib, sys; from course.site import build; "
+    code += "build.serve(pathlib.Path(sys.argv[1]), 0)"
+    program = [sys.executable, "-c", code, str(small)]
+    with subprocess.Popen(
+        program,
+        cwd=ROOT,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.DEVNULL,
+        text=True,
+    ) as server:
+        try:
+            address = server.stdout.readline().split()[0]
+            opener = urllib.request.build_opener(urllib.request.ProxyHandler({}))
+            for name in ("index.html", "_static/index.js", "_static/index-0.js"):
+                with opener.open(f"{address}/{name}", timeout=60) as answer:
+                    assert answer.read() == (small / name).read_bytes()
+        finally:
+            server.terminate()
+
+
+def test_make_site_serve_builds_and_serves_the_same_folder(small, monkeypatch):
+    shown = []
+    monkeypatch.setattr(build, "build_folder", lambda: small.parent)
+    monkeypatch.setattr(build, "serve", shown.append)
+    makefile = (ROOT / "Makefile").read_text(encoding="utf-8")
+    (target,) = re.findall(r"(?m)^site-serve:.*\n\t@\$\(COURSE\) (.+)$", makefile)
+    assert command.main(target.split()) == 0
+    assert shown == [small]
+    assert command.main(["site"]) == 0
+    assert len(shown) == 1
 
 
 # the search -------------------------------------------------------------------------------------

@@ -371,6 +371,31 @@ def test_forty_words_are_found_where_they_are_explained(browser):
     assert lost == {}
 
 
+# Words of the translated glossaries, lesson and README, and where they must be found.
+TRANSLATED = {
+    "과적합": "ko/glossary",
+    "신뢰 구간": "ko/glossary",
+    "연습 문제": "ko/00_",
+    "강의 목록": "ko/README",
+    "过拟合": "zh/glossary",
+    "困惑度": "zh/glossary",
+    "练习": "zh/00_",
+    "课程列表": "zh/README",
+}
+
+
+def test_words_of_other_languages_are_found_on_their_pages(browser):
+    browser.size(1200)
+    lost = {}
+    for word, wanted in TRANSLATED.items():
+        # Each anew: the texts of other languages come only for such a word.
+        open_search(browser, word)
+        found = browser.run(LOOK)
+        if not any(re.search(wanted, place) for place in found):
+            lost[word] = found
+    assert lost == {}
+
+
 def test_a_place_that_was_found_is_shown(browser):
     open_search(browser, "gather_for_metrics")
     browser.click("#results a")

@@ -131,7 +131,9 @@ def test_online_the_cell_asks_the_hub_for_a_model_by_name(lesson_cells, tmp_path
     folder = tmp_path / "model"
     folder.mkdir()
     (folder / "config.json").write_text('{"model_type": "llama"}')
-    lesson = "import types\nlesson = types.SimpleNamespace(record=lambda *_: None)\n"
+    lesson = (
+        "import types\nlesson = types.SimpleNamespace(record=lambda *_: None)\n"
+    )
     code = f"{lesson}from huggingface_hub import is_offline_mode\n{lesson_cells['unknown']}"
     with StandInHub() as hub:
         hub.add("HuggingFaceTB/SmolLM2-135M-Instruct", folder)

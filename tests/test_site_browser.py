@@ -244,6 +244,15 @@ def test_every_part_of_a_formula_has_what_it_wants():
     assert count > 100
 
 
+def test_a_formula_is_drawn_in_a_font_that_comes_with_the_page(browser):
+    browser.open(SITE / "notebooks" / "02_inside_a_transformer.html")
+    browser.wait("return document.readyState === 'complete'")
+    ours = "[...document.fonts].filter(one => one.family.includes('STIX Two Math'))"
+    browser.wait(f"return {ours}.some(one => one.status === 'loaded')")
+    used = "return getComputedStyle(document.querySelector('math')).fontFamily"
+    assert "STIX Two Math" in browser.run(used)
+
+
 def test_no_page_is_heavy(visits):
     heavy = {}
     for page, (asked, _) in visits.items():

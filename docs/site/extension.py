@@ -29,7 +29,7 @@ THIN = '<mspace width="0.167em"/>'
 
 
 def mathml(node: nodes.Node, display: str) -> str:
-    """A formula as MathML, which needs neither a script nor a font of ours."""
+    """A formula as MathML, which needs no script."""
     text = node.astext().replace("×", r"\times ").replace("·", r"\cdot ")
     formula = convert(text, display=display).replace("<mi>≈</mi>", "<mo>≈</mo>")
     formula = ARGUMENT.sub(rf"\1{THIN}", formula)

@@ -276,7 +276,10 @@ watch.observe(document, {childList: true, subtree: true});
 """
 
 
-@pytest.mark.parametrize("query", ["gather_for_metrics", "first loss ln V"])
+QUERIES = ["gather_for_metrics", "first loss ln V", "어텐션", "注意力"]
+
+
+@pytest.mark.parametrize("query", QUERIES)
 def test_a_search_is_not_heavy(browser, query):
     watching = browser.tool("Page.addScriptToEvaluateOnNewDocument", source=WATCH)
     browser.open("about:blank")

@@ -117,9 +117,10 @@ function add(address) {
   document.head.append(script);
 }
 
-// Chinese and Korean pages hold the English terms too, and are wanted by who writes in one of the two.
+// Who writes Chinese or Korean wants those pages, and nobody else does, though they hold the English terms
+// too. All texts together would be more than a page may weigh.
 function isNeeded(part, text) {
-  return !part.foreign || /[^\x00-\u024f]/.test(text);
+  return part.foreign === /[\u3040-\u9fff\uac00-\ud7af]/.test(text);
 }
 
 // Ask for one part at a time, the first that is missing, and show what there is.

@@ -161,9 +161,9 @@ class Bench:
         ways["torchao, 8 bits"] = lambda: self.generate(self.ids, packed)
 
     def callers(self) -> list[Request]:
-        """Eight callers with two requests each, of different lengths."""
+        """Eight callers with four requests each, of different lengths."""
         requests = []
-        for k in range(16):
+        for k in range(32):
             ids = self.ids[0, : 4 + 2 * k % 12].tolist()
             requests.append(Request(ids, most=4 + 5 * k % 24))
         return requests
@@ -223,7 +223,7 @@ def eight_callers(bench: Bench, graph: GraphModel) -> Iterator[Row]:
     for name in ("torch", "ONNX"):
         yield row(
             f"batching, {name}",
-            "16 requests of eight callers",
+            "32 requests of eight callers",
             "tokens a second",
             speed[f"{name} 8"],
             {"one at a time": speed[f"{name} 1"]},

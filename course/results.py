@@ -18,6 +18,8 @@ from utils.profiles import Profile
 
 Facts = dict[str, Any]
 CHECKOUT = Path(__file__).resolve().parent.parent
+# What runs leave in results/; the other records there are read by lessons.
+RUNS = {"smoke.json", "laptop.json", "places.json"}
 SUFFIXES = {".py", ".toml", ".txt", ".yaml", ".json", ".sbatch"}
 
 
@@ -76,8 +78,10 @@ def recorded(profile: str) -> Facts:
 @functools.cache
 def shared_fingerprint() -> str:
     """What every lesson depends on: the code it may import or launch, the packages, the pins."""
-    files = [CHECKOUT / "assets.txt", ROOT / "results" / "leaderboard.json"]
-    for name in ("utils", "stages", "launch"):
+    files = [CHECKOUT / "assets.txt"]
+    kept = sorted((ROOT / "results").glob("*.json"))
+    files += [path for path in kept if path.name not in RUNS]
+    for name in ("utils", "stages", "launch", "benchmarks"):
         found = sorted((CHECKOUT / name).rglob("*"))
         files += [path for path in found if path.suffix in SUFFIXES]
     hashes = [artifacts.hash_file(path) for path in files if path.exists()]

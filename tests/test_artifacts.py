@@ -72,6 +72,30 @@ def test_the_bytecode_of_a_module_that_was_imported_is_no_damage(tmp_path):
     assert "has come" in artifacts.damage(folder, manifest)
 
 
+def test_what_gets_its_name_has_reached_the_disk_before(tmp_path, monkeypatch):
+    sync, move = os.fsync, artifacts.move
+    synced, named = set(), set()
+
+    def note_sync(number):
+        synced.add(os.fstat(number).st_ino)
+        sync(number)
+
+    def note_move(source, target):
+        files = [source, *source.rglob("*")] if source.is_dir() else [source]
+        for path in files:
+            assert path.is_dir() or path.stat().st_ino in synced, path
+        named.add(target.name)
+        move(source, target)
+
+    monkeypatch.setattr(os, "fsync", note_sync)
+    monkeypatch.setattr(artifacts, "move", note_move)
+    with artifacts.sealed(tmp_path / "thing", {}) as folder:
+        fill(folder)
+    assert named == {"manifest.json", "thing"}
+    if os.name == "posix":  # the names, too
+        assert tmp_path.stat().st_ino in synced
+
+
 def test_an_error_while_filling_keeps_the_old_folder(sealed, tmp_path):
     with pytest.raises(ValueError), artifacts.sealed(sealed, {}) as folder:
         (folder / "a.txt").write_text("new")

@@ -1,5 +1,7 @@
 """`Lesson`: artifacts, figures, exercises; and each thing that can be wrong with them."""
 
+import ast
+import inspect
 import json
 import re
 import sys
@@ -8,7 +10,7 @@ import pytest
 
 from course.notebooks import calls, code_cells, select
 from utils import lesson as module
-from utils.errors import CourseError
+from utils.errors import ROOT, CourseError
 from utils.lesson import PUBLISHED_BY, RECORD_TYPE, STARTS_PROCESSES, Lesson
 
 
@@ -202,3 +204,26 @@ def test_wrong_answers_are_judged_and_the_solution_put_back(lesson, shown):
 def test_a_solution_without_a_check_says_so(lesson):
     with pytest.raises(CourseError, match="has no check yet"):
         lesson.solution("07.9")
+
+
+def test_the_calls_that_the_contributing_page_shows_can_be_made():
+    page = (ROOT / "docs" / "contributing.md").read_text(encoding="utf-8")
+    block = page.partition("## Calls a lesson uses\n```python\n")[2].partition(
+        "```"
+    )[0]
+    tree, names = ast.parse(block), {"lesson": Lesson}
+    for node in tree.body:
+        if isinstance(node, ast.ImportFrom):
+            exec(ast.unparse(node), names)
+    calls = [node for node in ast.walk(tree) if isinstance(node, ast.Call)]
+    assert len(calls) >= 7
+    for call in calls:
+        known = eval(ast.unparse(call.func), names)
+        given = (
+            [None, *call.args]
+            if isinstance(call.func, ast.Attribute)
+            else call.args
+        )
+        inspect.signature(known).bind(
+            *given, **{one.arg: 0 for one in call.keywords}
+        )

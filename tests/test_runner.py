@@ -436,6 +436,8 @@ def lesson(course, monkeypatch):
         "launch/recipes/modern.toml",
         "launch/ddp.yaml",
         "results/leaderboard.json",
+        "results/kills.json",
+        "benchmarks/race_recipe.py",
         "expected/refused/00.py",
         "assets.txt",
     ],

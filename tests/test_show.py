@@ -144,13 +144,6 @@ def test_a_picture_takes_half_the_bytes_and_keeps_every_pixel(shown):
     assert np.abs(one[..., :3] - two[..., :3]).max() < 0.002
 
 
-def test_tied_parameters_count_once():
-    one = torch.nn.Linear(4, 4, bias=False)
-    two = torch.nn.Linear(4, 4, bias=False)
-    two.weight = one.weight
-    assert show.count_parameters(torch.nn.Sequential(one, two)) == 16
-
-
 def test_progress_moves_on_one_line_and_leaves_nothing(monkeypatch, capsys):
     monkeypatch.delenv("TQDM_DISABLE", raising=False)
 

@@ -68,6 +68,22 @@ def test_a_link_in_code_is_left_alone():
     assert links.relead(text, "docs").count("](../LICENSE)") == 2
 
 
+def test_every_page_is_mended_in_a_file_of_the_course():
+    names = ["index", "machines", "README"]
+    names += [f"docs/{path.stem}" for path in pages.docs()]
+    names += [f"notebooks/{path.stem}" for path in select()]
+    for package in modules.PACKAGES:
+        paths = modules.modules_of(package)
+        names += [f"api/{package}", *(f"api/{modules.name_of(p)}" for p in paths)]
+    for language, page, _ in languages.translated():
+        names.append(f"{language}/{page}")
+        wanted = f"translations/{language}/{page}.po"
+        assert links.written_in(names[-1]) == wanted
+    for name in names:
+        assert (ROOT / links.written_in(name)).is_file(), name
+    assert links.written_in("api/stages.cage.warden") == "stages/cage/warden.py"
+
+
 def test_the_words_of_a_picture_keep_their_spaces():
     text = "before\n\n![a `step` and\nwhat it costs](images/09_loop.svg)\nbehind"
     wanted = "before\n\n![a `step` and what it costs](images/09_loop.svg)\nbehind"

@@ -23,7 +23,7 @@ from xml.etree import ElementTree
 import browser as browsers
 import pytest
 
-from course.site import languages
+from course.site import languages, links
 from utils.errors import ROOT
 
 # Where `make site` builds; what the other tests make goes elsewhere.
@@ -116,6 +116,19 @@ def test_every_link_and_anchor_leads_somewhere():
                 dead.append((page.name, link))
     assert count > 5_000
     assert dead == []
+
+
+def test_every_page_says_where_it_is_mended():
+    for page in pages():
+        name = page.relative_to(SITE).with_suffix("").as_posix()
+        if name in ("genindex", "search"):
+            continue
+        edits = [link for link in read(page).links if "/edit/main/" in link]
+        # A lesson says it on top as well.
+        assert len(edits) == 1 + ("run-this" in page.read_text("utf-8")), name
+        for link in edits:
+            assert link.partition("/edit/main/")[2] == links.written_in(name)
+        assert any("/issues/new" in link for link in read(page).links), name
 
 
 def test_every_picture_and_style_is_there_and_every_picture_has_its_text():

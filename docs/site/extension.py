@@ -6,7 +6,7 @@ from docutils import nodes
 from latex2mathml.converter import convert
 from sphinx.application import Sphinx
 
-from course.site import languages, terms
+from course.site import languages, links, terms
 
 NOT_IN = (
     nodes.title,
@@ -141,10 +141,10 @@ def entry_of(node: nodes.Node) -> str:
     return ""
 
 
-def name_language(
+def name_page(
     app: Sphinx, name: str, template: str, context: dict, doctree
 ) -> None:
-    """Say in which language a page is, for reading aloud and breaking lines, and in which others."""
+    """Say in which language a page is, for reading aloud, in which others, and where it is mended."""
     language, _, page = name.rpartition("/")
     if language in languages.NAMES:
         context["language"] = language
@@ -171,6 +171,7 @@ def others_of(app: Sphinx, name: str, page: str) -> list[tuple[str, str, str]]:
     return found
 
 
+    context["written_in"] = links.written_in(name) if doctree else ""
 def leave_search_out(app: Sphinx) -> None:
     """Sphinx's own index is not written, since ours finds sections and Sphinx's finds pages."""
     app.builder.search = False
@@ -179,7 +180,7 @@ def leave_search_out(app: Sphinx) -> None:
 def setup(app: Sphinx) -> dict[str, bool]:
     """Called by Sphinx when it begins."""
     app.add_html_math_renderer("mathml", (draw_inline, None), (draw_block, None))
-    app.connect("html-page-context", name_language)
+    app.connect("html-page-context", name_page)
     app.connect("builder-inited", leave_search_out)
     app.connect("doctree-resolved", show_terms)
     return {"parallel_read_safe": True, "parallel_write_safe": True}

@@ -289,21 +289,48 @@ def test_a_part_of_a_longer_term_is_another_term(name, text, place):
     assert (match and match.start()) == place
 
 
-def test_a_lesson_shows_the_longer_term_where_the_shorter_is_a_part_of_it():
-    said = [("an attention mask", False), ("attention mask", True)]
-    said += [(" tells attention", False), ("a head", False), ("head", True)]
+@pytest.mark.parametrize(
+    "name, page, place",
+    [
+        ("attention", "02_inside_a_transformer", (2, 7)),
+        ("attention mask", "02_inside_a_transformer", (0, 3)),
+        # Said in a fold before, where it may stay unread.
+        ("head", "02_inside_a_transformer", (5, 2)),
+        ("logits", "02_inside_a_transformer", (3, 16)),
+        # The power of a number is none of a test, which speaks of it in bold.
+        ("power", "02_inside_a_transformer", (7, 0)),
+        ("step", "02_inside_a_transformer", None),
+        ("step", "10_many_processes", (4, 2)),
+        ("tokenizer", "02_inside_a_transformer", None),
+    ],
+)
+def test_a_page_explains_a_term_where_it_first_says_it(name, page, place):
+    said = [
+        terms.Said("an attention mask"),
+        terms.Said("attention mask", bold=True),
+        terms.Said(" tells attention"),
+        terms.Said("of one head the logits", folded=True),
+        terms.Said("a step"),
+        terms.Said("a head to the power of two"),
+        terms.Said("head", bold=True),
+        terms.Said("power", bold=True),
+    ]
     known = terms.glossary()
-    places = {}
-    for name in ("attention", "attention mask", "head", "tokenizer"):
-        (term,) = [one for one in known if one.names[0] == name]
-        found = terms.first_use(term, said, known)
-        places[name] = found and (found[0], found[1].start())
-    assert places == {
-        "attention": (2, 7),
-        "attention mask": (1, 0),
-        "head": (4, 0),
-        "tokenizer": None,
-    }
+    (term,) = [one for one in known if one.names[0] == name]
+    found = terms.first_use(term, said, known, page)
+    assert (found and (found[0], found[1].start())) == place
+
+
+def test_an_ordinary_word_is_a_term_and_stands_where_a_lesson_speaks_of_it():
+    known = {term.names[0]: term for term in terms.glossary()}
+    prose = {"glossary": (ROOT / "docs" / "glossary.md").read_text("utf-8")}
+    for path in select():
+        texts = [source(cell) for cell in cells(read(path), "markdown")]
+        prose[path.stem[:2]] = "\n".join(texts)
+    for name, pages_that_say_it in terms.ORDINARY.items():
+        for page in pages_that_say_it:
+            said = terms.find_term(known[name], prose[page])
+            assert said, f"{name} is not in {page}"
 
 
 @pytest.mark.parametrize("language", ["ko", "zh"])

@@ -23,7 +23,7 @@ from xml.etree import ElementTree
 import browser as browsers
 import pytest
 
-from course.site import languages, links
+from course.site import languages, links, terms
 from utils.errors import ROOT
 
 # Where `make site` builds; what the other tests make goes elsewhere.
@@ -186,6 +186,70 @@ def test_a_glossary_leads_from_a_meaning_to_the_terms_it_names(folder):
     assert len(led) >= 30 and len(led) == len(set(led))
     # The name at the head of an entry explains nothing.
     assert not re.search(r"<(strong|dt)\b[^>]*><a class=\"[^\"]*\bterm\b", page)
+
+
+NO_PROSE = {"h1", "h2", "h3", "h4", "a", "code", "pre", "math", "table", "details"}
+VOID = {"br", "hr", "img", "input", "link", "meta", "source"}
+
+
+class Prose(HTMLParser):
+    """The plain texts of a lesson behind its first cell, and between them the meanings it shows."""
+
+    def __init__(self, page: Path) -> None:
+        super().__init__()
+        self.around: list[tuple[str, str, str]] = []
+        self.begun = False
+        self.texts: list[tuple[str, str]] = []
+        article = languages.ARTICLE.search(page.read_text(encoding="utf-8"))
+        self.feed(article[0])
+
+    def handle_starttag(self, tag, attrs):
+        facts = dict(attrs)
+        look = (facts.get("class") or "").split()
+        self.begun = self.begun or "cell" in look
+        kind = "term" if "term" in look else ""
+        if "cell" in look or (tag in NO_PROSE and not kind):
+            kind = "no prose"
+        if tag not in VOID:
+            self.around.append((tag, kind, facts.get("title") or ""))
+
+    def handle_endtag(self, tag):
+        while tag in [name for name, _, _ in self.around]:
+            if self.around.pop()[0] == tag:
+                return
+
+    def handle_data(self, data):
+        kinds = [kind for _, kind, _ in self.around]
+        if "term" in kinds:
+            self.texts.append(("", self.around[-1][2]))
+        elif self.begun and "no prose" not in kinds:
+            self.texts.append((data, ""))
+
+
+def unexplained(page: Path) -> list[str]:
+    """The terms that a lesson says in plain prose before, or without, showing their meaning."""
+    other = terms.OTHER_SENSE.get(f"notebooks/{page.stem}", set())
+    known = terms.glossary()
+    texts = Prose(page).texts
+    meanings = [meaning for _, meaning in texts]
+    found = []
+    for term in known:
+        if term.names[0] in other or terms.is_ordinary(term, page.stem):
+            continue
+        meaning = term.meaning.replace("`", "")
+        end = meanings.index(meaning) if meaning in meanings else len(texts)
+        for text, _ in texts[:end]:
+            if terms.find_term(term, text, known):
+                found.append(f"{term.names[0]}: {text.strip()[:60]}")
+                break
+    return found
+
+
+def test_a_lesson_explains_each_term_where_its_prose_first_says_it():
+    lessons = sorted((SITE / "notebooks").glob("*.html"))
+    late = {page.stem: unexplained(page) for page in lessons}
+    assert len(late) > 20
+    assert {name: found for name, found in late.items() if found} == {}
 
 
 def said_around(page: Path) -> set[str]:
@@ -550,6 +614,7 @@ def test_nothing_but_files_of_the_site_is_asked_for(visits):
 # The browser of a phone shows a page that is too wide in a window as wide as that, and the theme lets the
 # middle of the page scroll by itself: all three must be as wide as the phone, whatever is unfolded.
 WIDTHS = """
+for (const fold of document.querySelectorAll('details')) fold.open = true;
 const parts = [document.documentElement, document.querySelector('.content')];
 return [innerWidth, ...parts.map(part => part.scrollWidth)];
 """
@@ -626,7 +691,6 @@ def test_a_reader_without_a_mouse_finds_a_place_and_opens_a_solution(browser):
 
 @pytest.mark.parametrize("language, word", [("ko", "용어집"), ("zh", "术语表")])
 def test_a_translated_lesson_shows_meanings_in_its_own_language(
-for (const fold of document.querySelectorAll('details')) fold.open = true;
     browser, language, word
 ):
     browser.size(1200)

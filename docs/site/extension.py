@@ -58,14 +58,34 @@ def is_prose(node: nodes.Text) -> bool:
     return True
 
 
-def places_of(doctree: nodes.document) -> list[nodes.Text]:
-    """The texts of a page in which a term may be shown; a lesson's header lists and explains nothing."""
+def join_lines(doctree: nodes.document) -> None:
+    """Make one text of those that only the end of a line parts, so that a term may run over it."""
+    for parent in list(doctree.findall(nodes.TextElement)):
+        joined: list[nodes.Node] = []
+        for part in parent.children:
+            before = joined[-1] if joined else None
+            if isinstance(part, nodes.Text) and isinstance(before, nodes.Text):
+                joined[-1] = nodes.Text(before + part)
+            else:
+                joined.append(part)
+        parent[:] = joined
+
+
+def places_of(doctree: nodes.document) -> list[tuple[nodes.Text, bool]]:
+    """The texts of a page in which a term may be shown, each with whether it is folded.
+
+    A lesson's header lists and explains nothing.
+    """
     places = []
     begun = next(doctree.findall(is_cell), None) is None
+    folds = 0
     for node in doctree.findall():
         begun = begun or is_cell(node)
+        if isinstance(node, nodes.raw):
+            text = node.astext()
+            folds += text.count("<details") - text.count("</details")
         if begun and isinstance(node, nodes.Text) and is_prose(node):
-            places.append(node)
+            places.append((node, folds > 0))
     return places
 
 
@@ -107,23 +127,25 @@ def show_terms(app: Sphinx, doctree: nodes.document, name: str) -> None:
         known = {one: (there, languages.term_anchor(one, folder)) for one in names}
     else:
         return
+    join_lines(doctree)
     other = terms.OTHER_SENSE.get(f"notebooks/{page}", set())
     for term in glossary:
         if term.names[0] in other:
             continue
-        texts = places_of(doctree)
+        places = places_of(doctree)
         if is_glossary:
             own = ("", *term.names)
-            texts = [node for node in texts if entry_of(node) not in own]
-        said = [
-            (node.astext(), isinstance(node.parent, nodes.strong)) for node in texts
-        ]
-        found = terms.first_use(term, said, glossary)
+            places = [one for one in places if entry_of(one[0]) not in own]
+        said = []
+        for node, folded in places:
+            bold = isinstance(node.parent, nodes.strong)
+            said.append(terms.Said(node.astext(), bold, folded))
+        found = terms.first_use(term, said, glossary, page)
         if found and term.names[0] in known:
             place, match = found
             there, anchor = known[term.names[0]]
             address = app.builder.get_relative_uri(name, there) + "#" + anchor
-            mark(texts[place], match, term, address)
+            mark(places[place][0], match, term, address)
 
 
 def entry_of(node: nodes.Node) -> str:
@@ -149,6 +171,7 @@ def name_page(
     if language in languages.NAMES:
         context["language"] = language
     context["other_languages"] = others_of(app, name, page)
+    context["written_in"] = links.written_in(name) if doctree else ""
 
 
 def others_of(app: Sphinx, name: str, page: str) -> list[tuple[str, str, str]]:
@@ -171,7 +194,6 @@ def others_of(app: Sphinx, name: str, page: str) -> list[tuple[str, str, str]]:
     return found
 
 
-    context["written_in"] = links.written_in(name) if doctree else ""
 def leave_search_out(app: Sphinx) -> None:
     """Sphinx's own index is not written, since ours finds sections and Sphinx's finds pages."""
     app.builder.search = False

@@ -374,7 +374,7 @@ def test_a_search_is_not_heavy(browser, query):
     assert script < whole <= MOST_PAGE
 
 
-# What is looked for, and the page that must be among the first five.
+# What is looked for, and the page that must be among the first three.
 TERMS = {
     "gather_for_metrics": "14_",
     "HSDP": "11_",
@@ -419,7 +419,7 @@ TERMS = {
     "show_table": "utils.show|contributing",
     "HF_HUB_OFFLINE": "01_|00_|README|trouble",
 }
-LOOK = "return [...document.querySelectorAll('#results a')].slice(0, 5).map(a => a.href)"
+LOOK = "return [...document.querySelectorAll('#results a')].slice(0, 3).map(a => a.href)"
 DONE = "return document.body.dataset.searched === arguments[0]"
 
 
@@ -436,7 +436,7 @@ def open_search(browser, query: str) -> None:
 
 
 def look_for(browser, term: str) -> list[str]:
-    """The first five places that the search page shows for a term."""
+    """The first three places that the search page shows for a term."""
     browser.run(
         "document.getElementById('q').value = arguments[0];"
         "document.getElementById('q').dispatchEvent(new Event('input'))",

@@ -708,10 +708,34 @@ def test_a_translated_lesson_shows_meanings_in_its_own_language(
     assert led.startswith(f"glossary.html#term-{language}-")
 
 
-def test_a_lesson_prints(browser):
-    browser.open(sorted((SITE / "notebooks").glob("05_*.html"))[0])
-    printed = browser.ask("POST", "/print", shrinkToFit=True)
-    assert len(printed) > 200_000
+# What scrolls on a screen, and would be cut off on paper.
+CUT = """
+for (const fold of document.querySelectorAll('details')) fold.open = true;
+return [...document.querySelectorAll('article *')]
+  .filter(one => one.clientWidth && one.scrollWidth > one.clientWidth + 1)
+  .filter(one => getComputedStyle(one).overflowX !== 'visible')
+  .map(one => one.textContent.trim().slice(0, 80));
+"""
+
+
+@pytest.mark.parametrize(
+    "page",
+    [
+        "notebooks/01_a_tour_of_transformers",  # the widest table
+        "notebooks/02_inside_a_transformer",  # the most drawings
+        "notebooks/04_big_data_in_small_memory",  # the longest code
+        "docs/sources",  # long code in tables
+    ],
+)
+def test_a_page_prints_whole(browser, page):
+    browser.size(718, 1000)  # a sheet of A4 without its margins
+    browser.open(SITE / f"{page}.html")
+    assert len(browser.ask("POST", "/print", shrinkToFit=True)) > 200_000
+    browser.tool("Emulation.setEmulatedMedia", media="print")
+    try:
+        assert browser.run(CUT) == []
+    finally:
+        browser.tool("Emulation.setEmulatedMedia", media="")
 
 
 def test_on_paper_nothing_lies_over_the_text(browser):

@@ -178,15 +178,18 @@ def shuffled(choices: list[Facts]) -> list[Facts]:
 
 
 def places() -> list[Facts]:
-    """The last recorded run of the course in each environment."""
+    """The last recorded run of the course in each environment, and the lessons that have not run there."""
     record = read_json(ROOT / "results" / "places.json") or {}
+    numbers = [path.name[:2] for path in select()]
     rows = []
     for name, facts in record.items():
         lessons = facts["lessons"].values()
         green = [lesson for lesson in lessons if not lesson["problems"]]
         counts = {"green": len(green), "count": len(lessons)}
         commits = dict.fromkeys(lesson["commit"] for lesson in lessons)
-        rows.append({**facts, **counts, "name": name, "commits": commits})
+        missing = [number for number in numbers if number not in facts["lessons"]]
+        own = {"name": name, "commits": commits, "missing": missing}
+        rows.append({**facts, **counts, **own})
     return rows
 
 

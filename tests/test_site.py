@@ -220,16 +220,17 @@ def test_the_parts_of_the_index_hold_each_text_once(tmp_path, monkeypatch):
 
 
 def test_a_word_of_another_sense_is_a_term_and_stands_in_its_lesson():
-    known = {term.names[0]: term for term in terms.glossary()}
-    for page, names in terms.OTHER_SENSE.items():
-        notebook = json.loads((ROOT / f"{page}.ipynb").read_text("utf-8"))
-        prose = "\n".join(
-            "".join(cell["source"])
-            for cell in notebook["cells"]
-            if cell["cell_type"] == "markdown"
-        )
-        for name in names:
-            assert terms.find_term(known[name], prose), f"{name} is not in {page}"
+    for name, other in terms.OTHER_SENSE.items():
+        folder, _, page = name.partition("/")
+        notebook = read(ROOT / "notebooks" / f"{page}.ipynb")
+        glossary = terms.glossary()
+        if folder in languages.NAMES:
+            lessons.translate(notebook, page, folder)
+            glossary = languages.glossary(folder)
+        known = {term.names[0]: term for term in glossary}
+        prose = "\n".join(source(cell) for cell in cells(notebook, "markdown"))
+        for word in other:
+            assert terms.find_term(known[word], prose), f"{word} is not in {name}"
 
 
 def test_the_corpus_of_corpus_bleu_is_not_the_courses():

@@ -208,7 +208,9 @@ class Prose(HTMLParser):
         look = (facts.get("class") or "").split()
         self.begun = self.begun or "cell" in look
         kind = "term" if "term" in look else ""
-        if "cell" in look or (tag in NO_PROSE and not kind):
+        if "cell" in look:
+            kind = "cell"
+        elif tag in NO_PROSE and not kind:
             kind = "no prose"
         if tag not in VOID:
             self.around.append((tag, kind, facts.get("title") or ""))
@@ -221,14 +223,15 @@ class Prose(HTMLParser):
     def handle_data(self, data):
         kinds = [kind for _, kind, _ in self.around]
         if "term" in kinds:
+            assert "cell" not in kinds, data
             self.texts.append(("", self.around[-1][2]))
-        elif self.begun and "no prose" not in kinds:
+        elif self.begun and not any(kinds):
             self.texts.append((data, ""))
 
 
 def unexplained(page: Path) -> list[str]:
     """The terms that a lesson says in plain prose before, or without, showing their meaning."""
-    other = terms.OTHER_SENSE.get(f"notebooks/{page.stem}", set())
+    other = terms.other_sense(f"notebooks/{page.stem}")
     known = terms.glossary()
     texts = Prose(page).texts
     meanings = [meaning for _, meaning in texts]

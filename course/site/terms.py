@@ -24,10 +24,10 @@ ORDINARY: dict[str, set[str]] = {
     "power": set(),
     "step": {"10", "11", "12", "14", "15", "16", "17", "A1", "glossary"},
 }
-# Where a lesson's own use of a word is another than the glossary's.
+# Where a lesson's own use of a word is another than the glossary's; a translation has these besides.
 OTHER_SENSE: dict[str, set[str]] = {
     "notebooks/00_start_here": {"block"},
-    "notebooks/02_inside_a_transformer": {"block"},
+    "notebooks/02_inside_a_transformer": {"activation", "block"},
     "notebooks/04_big_data_in_small_memory": {"batch", "recipe"},
     "notebooks/05_tokenizers_up_close": {"rank"},
     "notebooks/06_special_tokens_and_templates": {"document"},
@@ -42,6 +42,8 @@ OTHER_SENSE: dict[str, set[str]] = {
     "notebooks/19_code_that_runs": {"document", "rank"},
     "notebooks/20_inference": {"rank"},
     "notebooks/21_serving": {"confidence interval", "document"},
+    "ko/00_start_here": {"truncation"},
+    "zh/00_start_here": {"document", "epoch", "head", "packing", "truncation"},
 }
 
 
@@ -137,6 +139,17 @@ def find_term(
                 found.append(match)
                 break
     return min(found, key=lambda match: match.start(), default=None)
+
+
+def other_sense(name: str) -> set[str]:
+    """The terms whose words a page says in another sense: those of its lesson and, in a translation, more.
+
+    >>> sorted(other_sense("ko/00_start_here"))
+    ['block', 'truncation']
+    """
+    page = name.rpartition("/")[2]
+    of_lesson = OTHER_SENSE.get(f"notebooks/{page}", set())
+    return of_lesson | OTHER_SENSE.get(name, set())
 
 
 def first_use(

@@ -49,10 +49,10 @@ def draw_block(self, node: nodes.Node) -> None:
 
 
 def is_prose(node: nodes.Text) -> bool:
-    """Whether a text is prose, and not a heading, a link or code."""
+    """Whether a text is prose, and not a heading, a link, code or what a cell printed."""
     parent = node.parent
     while parent is not None:
-        if isinstance(parent, NOT_IN):
+        if isinstance(parent, NOT_IN) or is_cell(parent):
             return False
         parent = parent.parent
     return True
@@ -128,7 +128,7 @@ def show_terms(app: Sphinx, doctree: nodes.document, name: str) -> None:
     else:
         return
     join_lines(doctree)
-    other = terms.OTHER_SENSE.get(f"notebooks/{page}", set())
+    other = terms.other_sense(name)
     for term in glossary:
         if term.names[0] in other:
             continue

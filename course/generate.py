@@ -186,10 +186,10 @@ def places() -> list[Facts]:
         lessons = facts["lessons"].values()
         green = [lesson for lesson in lessons if not lesson["problems"]]
         counts = {"green": len(green), "count": len(lessons)}
-        commits = dict.fromkeys(lesson["commit"] for lesson in lessons)
-        missing = [number for number in numbers if number not in facts["lessons"]]
-        own = {"name": name, "commits": commits, "missing": missing}
-        rows.append({**facts, **counts, **own})
+        row = {**facts, **counts, "name": name}
+        row["commits"] = dict.fromkeys(lesson["commit"] for lesson in lessons)
+        row["missing"] = [one for one in numbers if one not in facts["lessons"]]
+        rows.append(row)
     return rows
 
 

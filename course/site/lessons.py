@@ -52,8 +52,10 @@ def run_this(facts: Facts, language: str) -> str:
     for where, link in links.items():
         doors.append(f"[{where}]({link})")
     run = " · ".join(doors)
-    page = f"{language or 'notebooks'}/{Path(name).stem}"
-    edit = in_repository(written_in(page), "edit")
+    folder = language or "notebooks"
+    page = Path(name).stem
+    place = written_in(f"{folder}/{page}")
+    edit = in_repository(place, "edit")
     title = f"{issue}&title=Lesson+{facts['number']}:+"
     tell = f"[edit it]({edit}) · [report a mistake]({title})"
     return f"{{.run-this}}\n**Run this lesson** on {run}. **Mend it:** {tell}.\n"

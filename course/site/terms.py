@@ -147,9 +147,12 @@ def other_sense(name: str) -> set[str]:
     >>> sorted(other_sense("ko/00_start_here"))
     ['block', 'truncation']
     """
-    page = name.rpartition("/")[2]
-    of_lesson = OTHER_SENSE.get(f"notebooks/{page}", set())
-    return of_lesson | OTHER_SENSE.get(name, set())
+    _, _, page = name.rpartition("/")
+    lesson = f"notebooks/{page}"
+    words: set[str] = set()
+    for place in (lesson, name):
+        words |= OTHER_SENSE.get(place, set())
+    return words
 
 
 def first_use(
@@ -176,5 +179,8 @@ def is_ordinary(term: Term, page: str) -> bool:
     >>> is_ordinary(step, "00_start_here"), is_ordinary(step, "10_many_processes")
     (True, False)
     """
-    lessons = ORDINARY.get(term.names[0])
-    return lessons is not None and not page.startswith(tuple(lessons))
+    name = term.names[0]
+    if name not in ORDINARY:
+        return False
+    lessons = tuple(ORDINARY[name])
+    return not page.startswith(lessons)

@@ -178,15 +178,18 @@ def shuffled(choices: list[Facts]) -> list[Facts]:
 
 
 def places() -> list[Facts]:
-    """The last recorded run of the course in each environment."""
+    """The last recorded run of the course in each environment, and the lessons that have not run there."""
     record = read_json(ROOT / "results" / "places.json") or {}
+    numbers = [path.name[:2] for path in select()]
     rows = []
     for name, facts in record.items():
         lessons = facts["lessons"].values()
         green = [lesson for lesson in lessons if not lesson["problems"]]
         counts = {"green": len(green), "count": len(lessons)}
-        commits = dict.fromkeys(lesson["commit"] for lesson in lessons)
-        rows.append({**facts, **counts, "name": name, "commits": commits})
+        row = {**facts, **counts, "name": name}
+        row["commits"] = dict.fromkeys(lesson["commit"] for lesson in lessons)
+        row["missing"] = [one for one in numbers if one not in facts["lessons"]]
+        rows.append(row)
     return rows
 
 

@@ -215,6 +215,8 @@ def test_a_record_becomes_a_row_of_the_table(monkeypatch, tmp_path, capsys):
     monkeypatch.setattr(elsewhere, "RECORD", tmp_path / "results" / "places.json")
     monkeypatch.setattr(elsewhere, "select", lambda: [Path("00_a"), Path("01_b")])
     monkeypatch.setattr(generate, "ROOT", tmp_path)
+    course = [Path("00_a"), Path("01_b"), Path("18_c"), Path("A1_d")]
+    monkeypatch.setattr(generate, "select", lambda: course)
     (tmp_path / "results").mkdir()
     lessons = {"00": {"problems": []}, "01": {"problems": ["red"]}}
     facts = {"python": sys.executable, "lessons": lessons, "tests": "9 passed"}
@@ -225,7 +227,7 @@ def test_a_record_becomes_a_row_of_the_table(monkeypatch, tmp_path, capsys):
     assert row.startswith(
         f"| `oldest` | {platform.python_version()} | {metadata.version('torch')} |"
     )
-    assert "| 1 of 2 | 9 passed |" in row and row.endswith("| `abc123` |")
+    assert "| 1 of 2 | 18, A1 | 9 passed |" in row and row.endswith("| `abc123` |")
     monkeypatch.setattr(elsewhere, "clean_commit", lambda: "def456")
     facts["lessons"] = {"01": {"problems": []}}
     elsewhere.record("oldest", facts)

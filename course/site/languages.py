@@ -79,6 +79,7 @@ AROUND = [
     "On this page",
     "Next",
     "Previous",
+    "Mend this page:",
     "Made with",
     "Last updated on",
     "Built from commit",

@@ -16,7 +16,13 @@ from course.notebooks import Cell, Notebook, cells, read, source, tags, write
 from course.publish import BRANCH
 from course.results import recorded
 from course.site import languages
-from course.site.links import cell_label, cited_cells, in_repository, relead
+from course.site.links import (
+    cell_label,
+    cited_cells,
+    in_repository,
+    relead,
+    written_in,
+)
 from utils.errors import ROOT
 
 RECORD = "application/vnd.course.record+json"
@@ -28,7 +34,7 @@ BADGES = re.compile(r"(?m)^\[!\[Open in Colab\].*$")
 TURN = re.compile(r"(?m)^---\n(before|\[all|next)[^\n]*\Z")
 
 
-def run_this(facts: Facts) -> str:
+def run_this(facts: Facts, language: str) -> str:
     """Where a lesson can be run, and what to do about a mistake in it."""
     here = facts["repository"].split("github.com/")[-1]
     name = facts["file"]
@@ -46,7 +52,10 @@ def run_this(facts: Facts) -> str:
     for where, link in links.items():
         doors.append(f"[{where}]({link})")
     run = " · ".join(doors)
-    edit = in_repository(f"notebooks/{name}", "edit")
+    folder = language or "notebooks"
+    page = Path(name).stem
+    place = written_in(f"{folder}/{page}")
+    edit = in_repository(place, "edit")
     title = f"{issue}&title=Lesson+{facts['number']}:+"
     tell = f"[edit it]({edit}) · [report a mistake]({title})"
     return f"{{.run-this}}\n**Run this lesson** on {run}. **Mend it:** {tell}.\n"
@@ -100,7 +109,7 @@ def last_run(path: Path) -> str:
 
 def header(text: str, facts: Facts, language: str) -> str:
     """The header of a lesson, with more places to run it than a notebook needs."""
-    told = run_this(facts)
+    told = run_this(facts, language)
     told += "\n"
     told += last_run(ROOT / "notebooks" / facts["file"])
     told = languages.say(told, language)

@@ -17,6 +17,13 @@ TO_CELL = re.compile(r"(\w+)\.ipynb#cell-id=([\w-]+)")
 BRANCH = "main"
 # A badge is a picture of another host, and a page asks none.
 BADGES = re.compile(r"(?m)^\[!\[.*/badge\.svg.*\n")
+# Pages whose text no file of their name holds.
+WRITTEN_IN = {
+    "index": "course/templates/site_index.j2",
+    "machines": "course/templates/site_machines.j2",
+    "api/utils": "course/site/modules.py",
+    "api/stages": "course/site/modules.py",
+}
 # What a picture shows, in words, which may run over several lines.
 ALT = re.compile(r"!\[[^\]\[]*\]\(")
 
@@ -24,6 +31,24 @@ ALT = re.compile(r"!\[[^\]\[]*\]\(")
 def in_repository(path: str, kind: str = "blob") -> str:
     """The address of a file of the course."""
     return f"{project()['repository']}/{kind}/{BRANCH}/{path}"
+
+
+def written_in(name: str) -> str:
+    """The file of the course in which the text of a page is written.
+
+    >>> written_in("api/stages.tokens"), written_in("ko/glossary")
+    ('stages/tokens.py', 'translations/ko/glossary.po')
+    """
+    folder, _, page = name.rpartition("/")
+    if name in WRITTEN_IN:
+        return WRITTEN_IN[name]
+    if folder == "api":
+        return f"{page.replace('.', '/')}.py"
+    if folder == "notebooks":
+        return f"{name}.ipynb"
+    if folder and (ROOT / "translations" / folder).is_dir():
+        return f"translations/{folder}/{page}.po"
+    return f"{name}.md"
 
 
 def cell_label(lesson: str, cell: str) -> str:

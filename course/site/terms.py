@@ -7,6 +7,7 @@ import re
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import NamedTuple
 
 from utils.errors import ROOT
 
@@ -16,21 +17,33 @@ ENTRY = re.compile(
     re.M | re.S,
 )
 HANGUL = re.compile("[가-힣]")
-# Ordinary words besides: only where a lesson sets one in bold does it speak of the term.
-ORDINARY = {"power", "head", "step", "seed", "forgetting", "block", "rank"}
-ORDINARY |= {"document", "parameter", "bootstrap", "stride", "recipe", "batch"}
-# Where a lesson's own use of a word is another than the glossary's.
+# Words of everyday language besides. These lessons speak of the term; any other does so only in bold.
+ORDINARY: dict[str, set[str]] = {
+    "block": {"08", "09", "15", "glossary"},
+    "forgetting": set(),
+    "power": set(),
+    "step": {"10", "11", "12", "14", "15", "16", "17", "A1", "glossary"},
+}
+# Where a lesson's own use of a word is another than the glossary's; a translation has these besides.
 OTHER_SENSE: dict[str, set[str]] = {
     "notebooks/00_start_here": {"block"},
-    "notebooks/02_inside_a_transformer": {"block"},
-    "notebooks/07_training_a_tokenizer": {"rank", "encoder"},
+    "notebooks/02_inside_a_transformer": {"activation", "block"},
+    "notebooks/04_big_data_in_small_memory": {"batch", "recipe"},
+    "notebooks/05_tokenizers_up_close": {"rank"},
+    "notebooks/06_special_tokens_and_templates": {"document"},
+    "notebooks/07_training_a_tokenizer": {"rank", "encoder", "head"},
     "notebooks/08_from_text_to_batches": {"stride", "utilization"},
-    "notebooks/09_pretraining": {"power"},
+    "notebooks/09_pretraining": {"power", "rank"},
     "notebooks/11_sharding": {"confidence interval"},
     "notebooks/13_finetuning_with_the_trainer": {"step"},
-    "notebooks/14_the_full_training_loop": {"corpus"},
+    "notebooks/14_the_full_training_loop": {"corpus", "document", "parameter"},
+    "notebooks/15_masked_language_models": {"rank", "recipe"},
     "notebooks/17_instruction_tuning": {"rank"},
-    "notebooks/21_serving": {"confidence interval"},
+    "notebooks/19_code_that_runs": {"document", "rank"},
+    "notebooks/20_inference": {"rank"},
+    "notebooks/21_serving": {"confidence interval", "document"},
+    "ko/00_start_here": {"truncation"},
+    "zh/00_start_here": {"document", "epoch", "head", "packing", "truncation"},
 }
 
 
@@ -40,6 +53,14 @@ class Term:
 
     names: tuple[str, ...]
     meaning: str
+
+
+class Said(NamedTuple):
+    """A text of a page, and how a reader meets it."""
+
+    text: str
+    bold: bool = False
+    folded: bool = False
 
 
 def read_terms(text: str) -> list[Term]:
@@ -120,24 +141,46 @@ def find_term(
     return min(found, key=lambda match: match.start(), default=None)
 
 
-def first_use(
-    term: Term, said: Sequence[tuple[str, bool]], known: Sequence[Term]
-) -> tuple[int, re.Match[str]] | None:
-    """Which text first says a term, and where in it: in bold where there is one, since there it is explained.
+def other_sense(name: str) -> set[str]:
+    """The terms whose words a page says in another sense: those of its lesson and, in a translation, more.
 
-    Each text comes with whether it is bold.
+    >>> sorted(other_sense("ko/00_start_here"))
+    ['block', 'truncation']
     """
-    found = []
-    for place, (text, bold) in enumerate(said):
-        match = find_term(term, text, known)
-        if match:
-            found.append((place, match, bold))
-    explained = [(place, match) for place, match, bold in found if bold]
-    if explained or is_ordinary(term):
-        return next(iter(explained), None)
-    return next(((place, match) for place, match, _ in found), None)
+    _, _, page = name.rpartition("/")
+    lesson = f"notebooks/{page}"
+    words: set[str] = set()
+    for place in (lesson, name):
+        words |= OTHER_SENSE.get(place, set())
+    return words
 
 
-def is_ordinary(term: Term) -> bool:
-    """Whether a word is also one of everyday language."""
-    return term.names[0] in ORDINARY
+def first_use(
+    term: Term, said: Sequence[Said], known: Sequence[Term], page: str
+) -> tuple[int, re.Match[str]] | None:
+    """Which text of a page first says a term, and where in it: in sight, unless only a fold says it."""
+    only_bold = is_ordinary(term, page)
+    first = None
+    for place, one in enumerate(said):
+        if only_bold and not one.bold:
+            continue
+        match = find_term(term, one.text, known)
+        if match and not one.folded:
+            return place, match
+        if match and not first:
+            first = place, match
+    return first
+
+
+def is_ordinary(term: Term, page: str) -> bool:
+    """Whether a page says a word as everyday language does.
+
+    >>> step = Term(("step",), "one update of the weights")
+    >>> is_ordinary(step, "00_start_here"), is_ordinary(step, "10_many_processes")
+    (True, False)
+    """
+    name = term.names[0]
+    if name not in ORDINARY:
+        return False
+    lessons = tuple(ORDINARY[name])
+    return not page.startswith(lessons)

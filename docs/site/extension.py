@@ -6,7 +6,7 @@ from docutils import nodes
 from latex2mathml.converter import convert
 from sphinx.application import Sphinx
 
-from course.site import languages, terms
+from course.site import languages, links, terms
 
 NOT_IN = (
     nodes.title,
@@ -49,23 +49,43 @@ def draw_block(self, node: nodes.Node) -> None:
 
 
 def is_prose(node: nodes.Text) -> bool:
-    """Whether a text is prose, and not a heading, a link or code."""
+    """Whether a text is prose, and not a heading, a link, code or what a cell printed."""
     parent = node.parent
     while parent is not None:
-        if isinstance(parent, NOT_IN):
+        if isinstance(parent, NOT_IN) or is_cell(parent):
             return False
         parent = parent.parent
     return True
 
 
-def places_of(doctree: nodes.document) -> list[nodes.Text]:
-    """The texts of a page in which a term may be shown; a lesson's header lists and explains nothing."""
+def join_lines(doctree: nodes.document) -> None:
+    """Make one text of those that only the end of a line parts, so that a term may run over it."""
+    for parent in list(doctree.findall(nodes.TextElement)):
+        joined: list[nodes.Node] = []
+        for part in parent.children:
+            before = joined[-1] if joined else None
+            if isinstance(part, nodes.Text) and isinstance(before, nodes.Text):
+                joined[-1] = nodes.Text(before + part)
+            else:
+                joined.append(part)
+        parent[:] = joined
+
+
+def places_of(doctree: nodes.document) -> list[tuple[nodes.Text, bool]]:
+    """The texts of a page in which a term may be shown, each with whether it is folded.
+
+    A lesson's header lists and explains nothing.
+    """
     places = []
     begun = next(doctree.findall(is_cell), None) is None
+    folds = 0
     for node in doctree.findall():
         begun = begun or is_cell(node)
+        if isinstance(node, nodes.raw):
+            text = node.astext()
+            folds += text.count("<details") - text.count("</details")
         if begun and isinstance(node, nodes.Text) and is_prose(node):
-            places.append(node)
+            places.append((node, folds > 0))
     return places
 
 
@@ -107,23 +127,25 @@ def show_terms(app: Sphinx, doctree: nodes.document, name: str) -> None:
         known = {one: (there, languages.term_anchor(one, folder)) for one in names}
     else:
         return
-    other = terms.OTHER_SENSE.get(f"notebooks/{page}", set())
+    join_lines(doctree)
+    other = terms.other_sense(name)
     for term in glossary:
         if term.names[0] in other:
             continue
-        texts = places_of(doctree)
+        places = places_of(doctree)
         if is_glossary:
             own = ("", *term.names)
-            texts = [node for node in texts if entry_of(node) not in own]
-        said = [
-            (node.astext(), isinstance(node.parent, nodes.strong)) for node in texts
-        ]
-        found = terms.first_use(term, said, glossary)
+            places = [one for one in places if entry_of(one[0]) not in own]
+        said = []
+        for node, folded in places:
+            bold = isinstance(node.parent, nodes.strong)
+            said.append(terms.Said(node.astext(), bold, folded))
+        found = terms.first_use(term, said, glossary, page)
         if found and term.names[0] in known:
             place, match = found
             there, anchor = known[term.names[0]]
             address = app.builder.get_relative_uri(name, there) + "#" + anchor
-            mark(texts[place], match, term, address)
+            mark(places[place][0], match, term, address)
 
 
 def entry_of(node: nodes.Node) -> str:
@@ -141,14 +163,15 @@ def entry_of(node: nodes.Node) -> str:
     return ""
 
 
-def name_language(
+def name_page(
     app: Sphinx, name: str, template: str, context: dict, doctree
 ) -> None:
-    """Say in which language a page is, for reading aloud and breaking lines, and in which others."""
+    """Say in which language a page is, for reading aloud, in which others, and where it is mended."""
     language, _, page = name.rpartition("/")
     if language in languages.NAMES:
         context["language"] = language
     context["other_languages"] = others_of(app, name, page)
+    context["written_in"] = links.written_in(name) if doctree else ""
 
 
 def others_of(app: Sphinx, name: str, page: str) -> list[tuple[str, str, str]]:
@@ -179,7 +202,7 @@ def leave_search_out(app: Sphinx) -> None:
 def setup(app: Sphinx) -> dict[str, bool]:
     """Called by Sphinx when it begins."""
     app.add_html_math_renderer("mathml", (draw_inline, None), (draw_block, None))
-    app.connect("html-page-context", name_language)
+    app.connect("html-page-context", name_page)
     app.connect("builder-inited", leave_search_out)
     app.connect("doctree-resolved", show_terms)
     return {"parallel_read_safe": True, "parallel_write_safe": True}

@@ -104,7 +104,11 @@ def bigquery_rows(
         yield dict(row)
 
 
-def chunks(rows: Rows, characters: int = 8_000_000) -> Iterator[list[Row]]:
+# Characters of content in a row group.
+GROUP = 8_000_000
+
+
+def chunks(rows: Rows, characters: int = GROUP) -> Iterator[list[Row]]:
     """Lists of rows that hold about so many characters of content each."""
     chunk: list[Row] = []
     size = 0
@@ -118,15 +122,30 @@ def chunks(rows: Rows, characters: int = 8_000_000) -> Iterator[list[Row]]:
         yield chunk
 
 
+def write_spool(path: Path, columns: Row, rows: Rows) -> None:
+    """Write rows that are soon read again: as they lie in memory, which costs least."""
+    schema = pa.schema(columns)
+    with pa.OSFile(str(path), "wb") as sink, pa.ipc.new_file(sink, schema) as file:
+        for chunk in chunks(rows):
+            file.write_batch(pa.RecordBatch.from_pylist(chunk, schema))
+
+
+def tables_of_spool(path: Path) -> Iterator[pa.Table]:
+    """The rows of a spool as tables, mapped and not copied: let them go before it is deleted."""
+    with pa.memory_map(str(path)) as source, pa.ipc.open_file(source) as file:
+        for number in range(file.num_record_batches):
+            yield pa.Table.from_batches([file.get_batch(number)])
+
+
 def new_file(path: Path, columns: Row, codec: str = "zstd") -> pq.ParquetWriter:
     """A Parquet file to be written, without dictionaries: hardly a text comes twice."""
     schema = pa.schema(columns)
     return pq.ParquetWriter(path, schema, compression=codec, use_dictionary=False)
 
 
-def write_rows(path: Path, columns: Row, rows: Rows, codec: str = "zstd") -> None:
+def write_rows(path: Path, columns: Row, rows: Rows) -> None:
     """Write rows as a Parquet file, few of them in memory at a time."""
-    with new_file(path, columns, codec) as file:
+    with new_file(path, columns) as file:
         for chunk in chunks(rows):
             file.write_batch(pa.RecordBatch.from_pylist(chunk, file.schema))
 
@@ -145,12 +164,21 @@ def rows_of(path: Path) -> Iterator[Row]:
         yield from table.to_pylist()
 
 
-def rows_with(path: Path, hashes: Iterable[str]) -> Iterator[Row]:
-    """Of a file's rows those with one of these hashes; no other becomes an object of Python."""
-    wanted = pa.array(hashes, TEXT)
-    for table in tables_of(path):
-        chosen = pc.is_in(table["hash"], wanted)
-        yield from table.filter(chosen).to_pylist()
+def cut(tables: Iterable[pa.Table], most: int) -> Iterator[pa.Table]:
+    """The rows of tables as tables that hold about so many bytes of content each."""
+    parts: list[pa.Table] = []
+    size = 0
+    for table in tables:
+        start = 0
+        lengths = pc.binary_length(table["content"]).to_pylist()
+        for end, length in enumerate(lengths, 1):
+            size += length + 200
+            if size >= most:
+                yield pa.concat_tables([*parts, table[start:end]])
+                parts, size, start = [], 0, end
+        parts.append(table[start:])
+    if size:
+        yield pa.concat_tables(parts)
 
 
 def rows_of_splits(corpus: Path, *splits: str) -> Iterator[Row]:
@@ -249,7 +277,8 @@ def store(trees: list[Tree], folder: Path) -> Rejected:
                 row: Row = {"id": blob, "size": len(data)}
                 binary = b"\0" in data
                 row["binary"] = binary
-                row["content"] = None if binary else data.decode()
+                # Arrow takes the bytes of a text as they are; `read_file` has decoded them.
+                row["content"] = None if binary else data
                 yield row
 
     for tree in trees:
@@ -258,7 +287,7 @@ def store(trees: list[Tree], folder: Path) -> Rejected:
             rejected.append(refusal)
     # How often a content occurs is known when all files are read, so contents are written twice.
     spool = folder / "contents.part"
-    write_rows(spool, UNCOUNTED, contents(), "none")
+    write_spool(spool, UNCOUNTED, contents())
     write_counted(folder / "contents.parquet", spool, copies)
     spool.unlink()
     write_rows(folder / "files.parquet", FILES, files)
@@ -276,7 +305,7 @@ def write_counted(path: Path, spool: Path, copies: Counter[str]) -> None:
     Most of them go no further, so the codec is the faster one.
     """
     with new_file(path, CONTENTS, "lz4") as file:
-        for table in tables_of(spool):
+        for table in tables_of_spool(spool):
             counts = [copies[blob] for blob in table["id"].to_pylist()]
             file.write_table(table.append_column("copies", [counts]))
 
@@ -354,10 +383,11 @@ def measure(data: bytes) -> Measures:
     breaks = np.flatnonzero(codes == ord("\n"))
     edges = np.concatenate(([-1], breaks, [len(codes)]))
     lines = edges[1:] - edges[:-1] - 1
-    others = np.count_nonzero(kinds == SPACE) + np.count_nonzero(kinds >= SIGN)
-    letters = len(codes) - int(others) - data.count(b"_")
+    spaces = kinds == SPACE
+    others = [spaces, kinds >= SIGN, codes == ord("_")]
+    letters = len(codes) - sum(map(int, map(np.count_nonzero, others)))
     # A piece begins where the kind changes, and not with a space.
-    begins = (kinds[1:] != kinds[:-1]) & (kinds[1:] != SPACE)
+    begins = (kinds[1:] != kinds[:-1]) & ~spaces[1:]
     pieces = 1 + int(np.count_nonzero(begins))
     longest = int(lines.max())
     mean = round((len(codes) - len(breaks)) / len(lines), 3)
@@ -451,7 +481,7 @@ def redact(text: str) -> tuple[str, Counter[str]]:
             secret = re.compile(f"({sign}){rest}", re.DOTALL)
             text, count = secret.subn(rf"\1<{kind}>", text)
             counts[kind] += count
-    if MAYBE_EMAIL.search(text):
+    if "@" in text and MAYBE_EMAIL.search(text):
         # The pattern is slow, and an address stays within its line.
         lines = text.split("\n")
         for number, line in enumerate(lines):
@@ -522,7 +552,7 @@ def words_at(spool: Path, places: set[int]) -> dict[int, Words]:
     """The sets of words of some rows of a file."""
     words = {}
     first = 0
-    for table in tables_of(spool):
+    for table in tables_of_spool(spool):
         mine = np.array(sorted(places & set(range(first, first + len(table)))), int)
         texts = table["content"].take(mine - first)
         for place, text in zip(mine.tolist(), texts.to_pylist()):
@@ -574,7 +604,7 @@ def build_from_rows(
         rejected = []
     passed: list[Row] = []
     spool = folder / "clean.part"
-    write_rows(spool, CORPUS, clean(rows, rejected, passed), "none")
+    write_spool(spool, CORPUS, clean(rows, rejected, passed))
     if not passed:
         what = "no document passed the filters"
         raise CourseError(what, folder, "choose other sources")
@@ -623,7 +653,15 @@ def write_splits(
 ) -> None:
     """Write each split as files of about `shard` characters."""
     for split in SPLITS:
-        hashes = {row["hash"] for row in kept if splits[row["package"]] == split}
-        rows = rows_with(spool, hashes)
-        for number, part in enumerate(chunks(rows, shard)):
-            write_rows(folder / f"{split}-{number:05}.parquet", CORPUS, part)
+        wanted = [row["hash"] for row in kept if splits[row["package"]] == split]
+        hashes = pa.array(wanted, TEXT)
+        # No row becomes an object of Python.
+        tables = (
+            table.filter(pc.is_in(table["hash"], hashes))
+            for table in tables_of_spool(spool)
+        )
+        for number, part in enumerate(cut(tables, shard)):
+            path = folder / f"{split}-{number:05}.parquet"
+            with new_file(path, CORPUS) as file:
+                for group in cut([part], GROUP):
+                    file.write_table(group)

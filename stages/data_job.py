@@ -37,6 +37,7 @@ from stages.corpus import (
     rows_of,
     words_at,
     write_rows,
+    write_spool,
 )
 from stages.near_duplicates import Pair, repeats, similar_pairs, suspects
 from utils.artifacts import read_json, sealed, write_json
@@ -129,7 +130,7 @@ def find_suspects(folder: Path, data: Any, rank: int, world: int) -> None:
     signatures = [row["signature"] for row in passed]
     pairs = suspects(np.stack(signatures))
     rows = cleaned_rows(folder, kept)
-    write_rows(folder / "spool.part", CORPUS, rows, "none")
+    write_spool(folder / "spool.part", CORPUS, rows)
     write_pairs(folder / "pairs.npy", pairs)
 
 

@@ -26,7 +26,7 @@ PRIME = 2**61 - 1
 ODD = np.uint64(0x9E3779B97F4A7C15)
 # An odd factor and an offset renumber all numbers of 32 bits, no two of them alike.
 FACTORS, OFFSETS = np.random.default_rng(1).integers(
-    0, 2**32, (2, WIDTH, 1), np.uint32
+    0, 2**32, (2, WIDTH), np.uint32
 )
 FACTORS = FACTORS | np.uint32(1)
 WORD_BYTES = {
@@ -134,10 +134,10 @@ def signature(words: Words) -> np.ndarray:
     """
     numbers = np.fromiter(map(zlib.crc32, words), np.uint32, len(words))
     least = np.full(WIDTH, 2**32 - 1, np.uint32)
-    for start in range(0, len(numbers), 1024):
-        block = numbers[start : start + 1024] * FACTORS
+    for start in range(0, len(numbers), 512):
+        block = numbers[start : start + 512, None] * FACTORS
         block += OFFSETS
-        least = np.minimum(least, block.min(axis=1))
+        least = np.minimum(least, block.min(axis=0))
     return least
 
 

@@ -122,11 +122,50 @@ def test_reading_a_table_keeps_nothing_of_what_was_read(tmp_path):
         for i in range(120)
     )
     contents = ({"id": row["path"], "content": row["content"]} for row in rows)
-    corpus.write_rows(path, corpus.CONTENTS, contents, "none")
+    corpus.write_rows(path, corpus.CONTENTS, contents)
     before = pa.total_allocated_bytes()
     taken = [pa.total_allocated_bytes() - before for _ in corpus.rows_of(path)]
     assert len(taken) == 120
     assert max(taken[60:]) < 30_000_000
+
+
+def test_tables_are_cut_by_size_and_no_row_is_lost_or_moved():
+    texts = [f"{number:>0{number + 1}}" for number in range(300)]
+    tables = [pa.table({"content": texts[i : i + 70]}) for i in range(0, 300, 70)]
+    parts = list(corpus.cut(tables, 5_000))
+    assert [row for part in parts for row in part["content"].to_pylist()] == texts
+    sizes = [
+        sum(len(text) + 200 for text in part["content"].to_pylist())
+        for part in parts
+    ]
+    assert len(parts) > 10
+    assert all(5_000 <= size < 5_500 for size in sizes[:-1])
+    assert list(corpus.cut([], 5_000)) == []
+
+
+def test_no_file_is_mapped_when_it_is_deleted(package, tmp_path, monkeypatch):
+    """Windows refuses to delete what somebody still maps."""
+    maps = Path("/proc/self/maps")
+    if not maps.exists():
+        pytest.skip("only Linux lists what a process maps")
+    deleted = []
+    unlink = Path.unlink
+
+    def look_and_unlink(path, *options, **more):
+        deleted.append((path.name, str(path) in maps.read_text()))
+        unlink(path, *options, **more)
+
+    monkeypatch.setattr(Path, "unlink", look_and_unlink)
+    (tmp_path / "out").mkdir()
+    corpus.build(
+        [package({"a.py": code("a"), "b.py": code("b")})], tmp_path / "out"
+    )
+    assert deleted == [("contents.part", False), ("clean.part", False)]
+    spool = tmp_path / "kept.part"
+    corpus.write_spool(spool, {"content": corpus.TEXT}, [{"content": "x"}])
+    held = list(corpus.tables_of_spool(spool))
+    assert str(spool) in maps.read_text(), "this test would not see a mapping"
+    assert held[0]["content"].to_pylist() == ["x"]
 
 
 def test_an_empty_corpus_says_so(package, tmp_path):

@@ -123,13 +123,3 @@ lesson.refuse(
         lambda ask_at, ids, mask: 1 / right_perplexity(ask_at, ids, mask),
     ],
 )
-
-# %% 15.4
-lesson.refuse(
-    "15.4",
-    step_loss=[
-        lambda sums, counts: np.mean([s / max(1, c) for s, c in zip(sums, counts)]),
-        lambda sums, counts: sum(s / max(1, c) for s, c in zip(sums, counts)),
-        lambda sums, counts: sum(sums) / sum(counts) if sum(counts) else np.nan,
-    ],
-)

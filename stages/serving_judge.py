@@ -25,6 +25,8 @@ TALK: list[Any] = [{"role": "user", "content": "What now?"}]
 LATE = Piece("(nothing was sent before the second piece)", "stop")
 # So many pieces may be written for a client that has left until somebody notices.
 PATIENCE = 400
+# Seconds without a piece after which no more is expected, also on a busy machine.
+STILL = 5
 
 
 class Played:
@@ -142,10 +144,12 @@ def send_and_vanish(app: Any, path: str, body: dict[str, Any]) -> None:
 
 
 def wait_for_the_end(request: Played) -> None:
-    """Until somebody ends a request, or it has written far too much for nobody."""
+    """Until somebody ends a request, it has written far too much for nobody, or it stands still."""
     last = request.count + PATIENCE
-    late = time.monotonic() + 20
+    count, since = request.count, time.monotonic()
     while not request.cancelled and request.count < last:
-        if time.monotonic() > late:
+        if request.count > count:
+            count, since = request.count, time.monotonic()
+        if time.monotonic() - since > STILL:
             return
         time.sleep(0.01)

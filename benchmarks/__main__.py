@@ -22,7 +22,7 @@ from utils.errors import CourseError, build_folder
 from utils.machine import machine_facts
 
 HEADS = ("", "what", "ours", "peers", "ratio", "bar", "measured")
-NO_BENCHMARKS = ("__main__", "harness", "record", "timing", "yardsticks")
+NO_BENCHMARKS = ("__main__", "harness", "record", "timing")
 # Commands of their own, which take an hour, or nothing but a file.
 RACE = ("race", "ladder", "board")
 

@@ -26,11 +26,11 @@ from torch.nn import functional as F
 from transformers import AutoModelForCausalLM, AutoTokenizer
 from transformers.utils import logging
 
-from benchmarks import race_corpus, race_entry, race_train, yardsticks
+from benchmarks import race_corpus, race_entry, race_train
 from benchmarks import race_rules as rules
-from benchmarks.race_recipe import Entrant, read_entrant
 from course.checkout import clean_commit, commit
-from stages import checkpoints, evaluation
+from stages import checkpoints, evaluation, yardsticks
+from stages.race_recipe import Entrant, read_entrant
 from stages.recipe import Recipe
 from utils.artifacts import read_json, write_json
 from utils.errors import ROOT, CourseError, build_folder

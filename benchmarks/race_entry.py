@@ -9,6 +9,7 @@ from typing import Any
 from pydantic import BaseModel, ConfigDict, ValidationError
 
 from benchmarks import race_rules as rules
+from stages.race_recipe import hash_recipe
 from utils.artifacts import hash_json, read_json, write_json
 from utils.errors import ROOT, CourseError
 
@@ -63,11 +64,6 @@ def seal_entry(facts: Facts) -> Facts:
     """The facts with a hash of them, so that a change shows. It is no signature."""
     content = {name: value for name, value in facts.items() if name != "seal"}
     return {**content, "seal": hash_json(content)}
-
-
-def hash_recipe(recipe: Facts, pattern: str) -> str:
-    """What makes two entries the same one."""
-    return hash_json([recipe, pattern])
 
 
 def read_entry(path: Path) -> Entry:

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import pytest
 
-from benchmarks import race, race_corpus, race_recipe, race_train
+from benchmarks import race, race_corpus, race_train
 from benchmarks import race_rules as rules
+from stages import race_recipe
 from utils.artifacts import read_json, write_json
 from utils.errors import ROOT
 

@@ -27,6 +27,8 @@ SHOWS = (
     "show_source(",
     "lesson.record(",
 )
+# What checks the course and is no part of it.
+OUR_TOOLS = {"tests", "benchmarks"}
 QUIET = {"exercise", "bootstrap", "parameters"}  # cells that need not show anything
 
 
@@ -162,6 +164,15 @@ def outputs(notebook: NotebookNode) -> Iterator[str]:
                 yield f"an absolute path ({place[0]}…) in the output of: {start}…"
 
 
+def imported(node: ast.AST) -> set[str]:
+    """The packages that a statement imports from."""
+    if isinstance(node, ast.ImportFrom) and node.module:
+        return {node.module.partition(".")[0]}
+    if isinstance(node, ast.Import):
+        return {alias.name.partition(".")[0] for alias in node.names}
+    return set()
+
+
 def code(notebook: NotebookNode) -> Iterator[str]:
     """All code parses; nothing asks for input, runs remote code or loads a pickle."""
     for cell in code_cells(notebook):
@@ -179,6 +190,8 @@ def code(notebook: NotebookNode) -> Iterator[str]:
                 yield "a cell waits for input()"
             if isinstance(node, ast.keyword) and node.arg == "trust_remote_code":
                 yield "trust_remote_code is never set"
+            for name in OUR_TOOLS & imported(node):
+                yield f"a lesson imports from {name}, which a reader need not have"
         if PATHS.search(source):
             yield f"an absolute path in: {cell.source[:40]}…"
 

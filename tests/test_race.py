@@ -24,9 +24,9 @@ from race_small import (  # noqa: F401
 )
 
 from benchmarks import __main__ as bench
-from benchmarks import race, race_corpus, race_entry, race_recipe, race_train
+from benchmarks import race, race_corpus, race_entry, race_train
 from benchmarks import race_rules as rules
-from stages import checkpoints
+from stages import checkpoints, race_recipe
 from stages.recipe import Recipe
 from stages.tokens import Loader, open_store
 from utils.artifacts import read_json, write_json

@@ -14,10 +14,10 @@ from benchmarks import (
     race,
     race_corpus,
     race_entry,
-    race_recipe,
     race_train,
 )
 from course import checkout
+from stages import race_recipe
 from stages.recipe import Recipe
 from utils.artifacts import read_json, write_json
 from utils.errors import CourseError
@@ -37,7 +37,7 @@ def test_an_entry_is_added_best_first(entry, small):
     race_entry.admit(entry, board)
     facts = read_json(entry)
     recipe = {**facts["recipe"], "rate": 0.5}
-    mark = race_entry.hash_recipe(recipe, "code")
+    mark = race_recipe.hash_recipe(recipe, "code")
     better = {"idea": "better", "test": 0.5, "recipe": recipe, "recipe_hash": mark}
     rewrite(entry, **better)
     race_entry.admit(entry, board)
@@ -102,7 +102,7 @@ def test_one_recipe_and_one_name_are_entered_once(entry, small):
     with pytest.raises(CourseError, match="on the board already, as 'mine'"):
         race_entry.admit(entry, board)
     recipe = {**read_json(entry)["recipe"], "rate": 0.5}
-    mark = race_entry.hash_recipe(recipe, "code")
+    mark = race_recipe.hash_recipe(recipe, "code")
     rewrite(entry, recipe=recipe, recipe_hash=mark)
     with pytest.raises(CourseError, match="an entry with the name 'mine'"):
         race_entry.admit(entry, board)

@@ -437,7 +437,7 @@ def lesson(course, monkeypatch):
         "launch/ddp.yaml",
         "results/leaderboard.json",
         "results/kills.json",
-        "benchmarks/race_recipe.py",
+        "benchmarks/race.py",
         "expected/refused/00.py",
         "assets.txt",
     ],

@@ -154,6 +154,8 @@ BAD = {
         change(5, source='print("/home/me/x")'),
         "an absolute path in",
     ),
+    "from the tests": (change(5, source="from tests import shape"), "from tests"),
+    "a benchmark": (change(5, source="import benchmarks.race"), "from benchmarks"),
     "does not parse": (change(5, source="print("), "does not parse"),
     "input": (change(5, source="x = input()"), "waits for input"),
     "remote code": (

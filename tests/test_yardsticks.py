@@ -7,8 +7,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from benchmarks import yardsticks
-from benchmarks.yardsticks import COMPRESSORS, plain_bits, primed_bits
+from stages import yardsticks
+from stages.yardsticks import COMPRESSORS, plain_bits, primed_bits
 
 NAMES = sorted(COMPRESSORS)
 # What a stream's own head and end may cost, in bits.

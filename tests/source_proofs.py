@@ -6,22 +6,28 @@ tests/test_what_sources_say.py compares.
 
 from __future__ import annotations
 
+import contextlib
 import inspect
+import logging
 import math
 import os
+import re
 import shutil
 import subprocess
 import sys
 import tempfile
 import unicodedata
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
+from unittest import mock
 
 import numpy as np
 import torch
 from torch import nn
+from torch.utils._python_dispatch import TorchDispatchMode
 
 from course.sources import load
 from utils.assets import asset
@@ -233,9 +239,208 @@ def micro_steps() -> str:
     return f"every {50_000 // 16:,} updates"
 
 
+def rank_log() -> str:
+    """The handler as it is quoted, with and without its folder."""
+    expression = quoted("rank_log").removesuffix(",")
+    names = {"logging": logging, "accelerator": SimpleNamespace(process_index=1)}
+    with tempfile.TemporaryDirectory() as folder, contextlib.chdir(folder):
+        try:
+            eval(expression, names).close()
+            return "makes the folder itself"
+        except FileNotFoundError:
+            os.mkdir("log")
+        eval(expression, names).close()
+        [made] = os.listdir("log")
+    return f"FileNotFoundError; once the folder is there, log/{made}"
+
+
+def quiet_ranks() -> str:
+    """What the other processes still say, by the three lines that silence them."""
+    import datasets
+    import transformers
+
+    said: list[str] = []
+    logger = logging.Logger("a rank")
+    handler = logging.Handler()
+    handler.emit = lambda record: said.append(record.levelname)  # type: ignore[method-assign]
+    logger.addHandler(handler)
+    libraries = (datasets.utils.logging, transformers.utils.logging)
+    before = [library.get_verbosity() for library in libraries]
+    try:
+        names = {"logger": logger, "logging": logging}
+        exec(quoted("quiet_ranks"), names)
+        for library in libraries:
+            library.set_verbosity_error()
+        levels = {library.get_verbosity() for library in libraries}
+    finally:
+        for library, level in zip(libraries, before):
+            library.set_verbosity(level)
+    logger.info("a step")
+    logger.error("a fault")
+    alike = levels == {logging.ERROR}
+    return f"kept: {', '.join(said)}" + ("; both libraries too" if alike else "")
+
+
+def hparams() -> str:
+    from torch.utils.tensorboard import SummaryWriter
+
+    with tempfile.TemporaryDirectory() as folder:
+        with SummaryWriter(folder) as tb_writer:
+            args = SimpleNamespace(learning_rate=2e-4)
+            exec(quoted("hparams"), {"tb_writer": tb_writer, "args": args})
+        inside = [path for path in Path(folder).iterdir() if path.is_dir()]
+    return f"{len(inside)} more run beside the first"
+
+
+def repository() -> str:
+    return lacks("huggingface_hub", "Repository")
+
+
 def devices_ids() -> str:
     call = lambda: nn.DataParallel(nn.Linear(1, 1), devices_ids=[0])  # type: ignore[call-arg]
     return error_of(call, "unexpected keyword argument 'devices_ids'")
+
+
+def scatter() -> str:
+    """What needs no card: a value that is no tensor, and a tensor that is sent to processors."""
+    from torch.nn.parallel import scatter as hand_out
+
+    whole = hand_out((3, "a"), [0, 1]) == [(3, "a"), (3, "a")]
+    words = "Expected a non cpu device"
+    refused = error_of(lambda: hand_out(torch.arange(6), ["cpu", "cpu"]), words)
+    return f"a number goes {'whole' if whole else 'in parts'} to each; {refused}"
+
+
+def bytes_of_a_step(rows: int) -> int:
+    """What DDP hands to its all-reduce in one step, in a group of one process."""
+    from torch import distributed
+    from torch.nn.parallel import DistributedDataParallel
+
+    sent: list[int] = []
+
+    # DDP takes annotations only if they are its own.
+    def count(_, bucket):
+        sent.append(bucket.buffer().nbytes)
+        done = torch.futures.Future[torch.Tensor]()
+        done.set_result(bucket.buffer())
+        return done
+
+    store = distributed.HashStore()
+    distributed.init_process_group("gloo", store=store, rank=0, world_size=1)
+    try:
+        model = DistributedDataParallel(nn.Linear(99, 10))
+        model.register_comm_hook(None, count)
+        model(torch.ones(rows, 99)).sum().backward()
+    finally:
+        distributed.destroy_process_group()
+    return sum(sent)
+
+
+def batch_and_traffic() -> str:
+    few, many = bytes_of_a_step(8), bytes_of_a_step(64)
+    return f"DDP sends {few:,} bytes for 8 rows and {many:,} for 64"
+
+
+def rank_without_launcher() -> str:
+    """A program that asks its environment, and one that asks Accelerate, both started by `python`."""
+    ask = lambda: os.environ["LOCAL_RANK"]
+    with mock.patch.dict(os.environ):
+        os.environ.pop("LOCAL_RANK", None)
+        missing = error_of(ask, "LOCAL_RANK") == "LOCAL_RANK"
+        known = training_arguments().local_process_index
+    return f"{'KeyError' if missing else 'no error'} from the environment, {known} from Accelerate"
+
+
+def no_cuda() -> str:
+    local = training_arguments().local_rank
+    refused = error_of(lambda: training_arguments(no_cuda=True), "'no_cuda'")
+    return f"local_rank is {local}; unexpected keyword argument {refused}"
+
+
+def parse_launch(line: str) -> Any:
+    """What `accelerate launch` understands of a line."""
+    from accelerate.commands.launch import launch_command_parser
+
+    words = line.replace("{", "").replace("}", "").split()
+    assert words[:2] == ["accelerate", "launch"]
+    return launch_command_parser().parse_args(words[2:])
+
+
+def launch_line() -> str:
+    told = parse_launch(quoted("launch_line").removesuffix(" ..."))
+    assert told.multi_gpu and told.training_script == "script_name.py"
+    given = " ".join(told.training_script_args)
+    return f"{told.num_processes} processes, {told.mixed_precision}; the script gets {given}"
+
+
+def launch_defaults() -> str:
+    """What the launcher fills in, on a machine with four cards that we make up."""
+    from accelerate.commands import launch
+
+    told = parse_launch("accelerate launch --multi_gpu script_name.py")
+    with (
+        mock.patch.object(launch, "default_config_file", "no such file"),
+        mock.patch.object(torch.cuda, "device_count", lambda: 4),
+        mock.patch.object(torch.cuda, "is_available", lambda: True),
+    ):
+        told, *_ = launch._validate_launch_command(told)
+    return f"{told.num_processes} processes on four made-up cards, mixed precision {told.mixed_precision}"
+
+
+def launch_help() -> str:
+    """Whether the help has the options of FSDP and DeepSpeed, alone and behind another option."""
+    from accelerate.commands.launch import launch_command_parser
+
+    seen = []
+    for before in ([], ["--multi_gpu"]):
+        line = ["accelerate", "launch", *before, "-h"]
+        with mock.patch.object(sys, "argv", line):
+            text = launch_command_parser().format_help()
+        there = ["--fsdp_sharding_strategy" in text, "--zero_stage" in text]
+        seen.append("all" if all(there) else "some" if any(there) else "none")
+    words = "of the options of FSDP and DeepSpeed {}; after --multi_gpu, {}"
+    return words.format(*seen)
+
+
+def config_place() -> str:
+    from accelerate.commands.config import config_args
+    from huggingface_hub.constants import HF_HOME
+
+    place = Path(config_args.default_yaml_config_file)
+    return f"HF_HOME/{place.relative_to(HF_HOME).as_posix()}"
+
+
+def config_default() -> str:
+    """`accelerate config default`, with nobody there to answer."""
+    import io
+
+    from accelerate.commands.config import get_config_parser
+    from accelerate.commands.config.config_args import load_config_from_file
+
+    with tempfile.TemporaryDirectory() as folder:
+        file = str(Path(folder, "default_config.yaml"))
+        told = get_config_parser().parse_args(["default", "--config_file", file])
+        with (
+            mock.patch.object(sys, "stdin", io.StringIO("")),
+            contextlib.redirect_stdout(io.StringIO()),
+        ):
+            told.func(told)
+        made = load_config_from_file(file)
+    where = made.compute_environment.value
+    return f"config default asks nothing: {where}, mixed precision {made.mixed_precision}"
+
+
+def planned_hours() -> str:
+    """Twelve million rows of BERT-base in float32 on three RTX 3090, by the planner's library loop."""
+    from stages.planner import MACHINES, Shape, device_hours
+
+    card = replace(MACHINES["T4"], name="RTX 3090", flops=35.6e12)
+    hours = []
+    for length in (256, 512):
+        shape = Shape(110e6, 12, 768, length, 30_522)
+        every = device_hours(shape, 12e6 * length, card, loop=True)
+        hours.append(f"{every / 3:.0f}")
+    return "{} hours for 256 tokens a row, {} for 512".format(*hours)
 
 
 def accelerator() -> str:
@@ -304,8 +509,6 @@ def unexported() -> str:
 
 def old_cards() -> str:
     """What accelerate says of two cards and a driver that we make up."""
-    from unittest import mock
-
     from accelerate.utils import environment
 
     refused = {}
@@ -368,6 +571,59 @@ def nothing_required() -> str:
     return f"TrainingArguments() writes to {training_arguments().output_dir}"
 
 
+class Reads(TorchDispatchMode):
+    """Counts how often a number is fetched from a tensor: each time, a program waits for its card."""
+
+    count = 0
+
+    def __torch_dispatch__(
+        self, operation: Any, types: Any, args: Any = (), kwargs: Any = None
+    ) -> Any:
+        if operation is torch.ops.aten._local_scalar_dense.default:
+            self.count += 1
+        return operation(*args, **(kwargs or {}))
+
+
+class Guess(nn.Module):
+    """A model that the Trainer can train."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.layer = nn.Linear(1, 1)
+
+    def forward(self, x: torch.Tensor, labels: torch.Tensor) -> dict[str, Any]:
+        guess = self.layer(x)
+        return {"loss": (guess - labels).square().mean(), "logits": guess}
+
+
+def reads_of(steps: int, logging_steps: int) -> int:
+    from transformers import PrinterCallback, Trainer
+
+    row = {"x": torch.ones(1), "labels": torch.ones(1)}
+    options = {"max_steps": steps, "logging_steps": logging_steps}
+    options |= {"report_to": "none", "save_strategy": "no", "disable_tqdm": True}
+    with tempfile.TemporaryDirectory() as folder:
+        told = training_arguments(output_dir=folder, **options)
+        trainer = Trainer(Guess(), told, train_dataset=[row] * 200)
+        trainer.remove_callback(PrinterCallback)
+        with Reads() as reads:
+            trainer.train()
+    return reads.count
+
+
+def logging_cost() -> str:
+    """Reads a step, from runs of eight steps and of sixteen, so that what happens once cancels."""
+    each = (reads_of(16, 1) - reads_of(8, 1)) / 8
+    seldom = (reads_of(16, 100) - reads_of(8, 100)) / 8
+    return f"reads of the loss or its norm a step: {each:g}, and {seldom:g} without logging"
+
+
+def run_name() -> str:
+    told = training_arguments(output_dir="elsewhere")
+    named = training_arguments(output_dir="elsewhere", run_name="mine")
+    return f"output_dir elsewhere, run_name {told.run_name} or what one gives: {named.run_name}"
+
+
 def evaluation_strategy() -> str:
     call = lambda: training_arguments(evaluation_strategy="steps")
     return error_of(call, "unexpected keyword argument 'evaluation_strategy'")
@@ -391,6 +647,51 @@ def bert_adam() -> str:
     return lacks("transformers", "BertAdam")
 
 
+def sampled() -> Any:
+    """A loader of CoLA's size, as the source builds it."""
+    from torch.utils.data import DataLoader, RandomSampler, TensorDataset
+
+    ids = torch.zeros(8551, 128, dtype=torch.uint8)
+    rows = TensorDataset(ids, ids, ids, ids[:, 0])
+    return DataLoader(rows, sampler=RandomSampler(rows), batch_size=64)
+
+
+def samplers() -> str:
+    """Which samplers `shuffle=` takes, and whether the order is the same with a seed."""
+    from torch.utils.data import (
+        DataLoader,
+        RandomSampler,
+        SequentialSampler,
+        TensorDataset,
+    )
+
+    rows = TensorDataset(torch.arange(100))
+    orders = []
+    for told in ({"sampler": RandomSampler(rows)}, {"shuffle": True}):
+        torch.manual_seed(0)
+        orders.append([int(row) for [row] in DataLoader(rows, **told)])
+    kinds = [type(DataLoader(rows, shuffle=mix).sampler) for mix in (True, False)]
+    assert kinds == [RandomSampler, SequentialSampler]
+    same = "the same" if orders[0] == orders[1] else "another"
+    return f"{same} order as shuffle=True"
+
+
+def sampler_length() -> str:
+    loader = sampled()
+    return f"{len(loader.sampler):,} rows, {len(loader)} batches"
+
+
+def batch_shapes() -> str:
+    batches = list(sampled())
+    assert type(batches[0]) is list
+    first, last = tuple(batches[0][0].shape), tuple(batches[-1][0].shape)
+    return f"{first}, and the last batch {last}"
+
+
+def input_example() -> str:
+    return lacks("transformers", "InputExample")
+
+
 def coin() -> str:
     return f"ln 2 = {math.log(2):.3f}"
 
@@ -404,10 +705,130 @@ def source_install() -> str:
 
 
 def sft_share() -> str:
+    """Four steps of SFTTrainer on a toy model; which checkpoints they leave."""
+    from datasets import Dataset
+    from tokenizers import Tokenizer, models
+    from transformers import LlamaConfig, LlamaForCausalLM, PreTrainedTokenizerFast
+    from trl import SFTConfig, SFTTrainer
+
+    words = Tokenizer(models.WordLevel({"a": 0, "<end>": 1}, unk_token="a"))
+    tokenizer = PreTrainedTokenizerFast(
+        tokenizer_object=words, eos_token="<end>", pad_token="<end>"
+    )
+    model = LlamaForCausalLM(
+        LlamaConfig(vocab_size=2, hidden_size=8, intermediate_size=8,
+                    num_hidden_layers=1, num_attention_heads=1)
+    )  # fmt: skip
+    rows = Dataset.from_dict({"input_ids": [[0, 0, 1]] * 4})
+    with tempfile.TemporaryDirectory() as folder:
+        told = SFTConfig(
+            folder, save_steps=0.5, max_steps=4, per_device_train_batch_size=1,
+            use_cpu=True, bf16=False, report_to="none", disable_tqdm=True,
+        )  # fmt: skip
+        with contextlib.redirect_stdout(None):
+            SFTTrainer(
+                model, told, train_dataset=rows, processing_class=tokenizer
+            ).train()
+        kept = sorted(path.name for path in Path(folder).glob("checkpoint-*"))
+    return f"of 4 steps with save_steps=0.5: {', '.join(kept)}"
+
+
+def sft_deepspeed() -> str:
+    """What both classes of arguments make of a configuration, whether DeepSpeed is there or not."""
     from trl import SFTConfig
 
-    kept = SFTConfig("out", save_steps=0.5, use_cpu=True).save_steps
-    return f"SFTConfig keeps save_steps={kept}"
+    stage = {"zero_optimization": {"stage": 2}}
+    said = []
+    for make in (SFTConfig, type(training_arguments())):
+        try:
+            said.append(str(make("out", use_cpu=True, deepspeed=stage).deepspeed))
+        except Exception as error:
+            said.append(f"{type(error).__name__}: {error}")
+    same = "the same answer as" if said[0] == said[1] else "another answer than"
+    return f"SFTConfig gives {same} TrainingArguments"
+
+
+PAGE_OF_LINKS = """\
+<a href="/models">one level</a>
+<a href="/docs/hub">two levels</a>
+<a href="https://a.org" class="url">an address</a>
+<a class="url" href="https://b.org">another order</a>
+<a href='https://c.org'>other quotation marks</a>
+<A HREF="https://d.org">capitals</A>
+<img src="/logo.svg">
+"""
+ADDRESSES = re.findall(r"""["']((?:/|https:)[^"']*)["']""", PAGE_OF_LINKS)
+
+
+def program_of(header: str, proof: str, name: str) -> Any:
+    """The function, or the object, that a quoted completion leaves behind its prompt."""
+    names: dict[str, Any] = {"re": re}
+    exec(f"{header}{quoted(proof)}\n", names)
+    return names[name]
+
+
+def found_by(proof: str) -> str:
+    """How many of a page's addresses a quoted completion of the second prompt finds."""
+    header = "def get_urls_from_html(html):\n    "
+    found = program_of(header, proof, "get_urls_from_html")(PAGE_OF_LINKS)
+    assert set(found) <= set(ADDRESSES), found
+    return f"{len(found)} of {len(ADDRESSES)} addresses of a page"
+
+
+def urls_printed() -> str:
+    return found_by("urls_printed")
+
+
+def urls_of_two_levels() -> str:
+    return found_by("urls_of_two_levels")
+
+
+def urls_before_a_comma() -> str:
+    return found_by("urls_before_a_comma")
+
+
+def urls_of_a_class() -> str:
+    return found_by("urls_of_a_class")
+
+
+def numpy_mean() -> str:
+    header = "import numpy as np\ndef mean(a):\n    "
+    theirs = program_of(header, "numpy_mean", "mean")
+    rows = [[1, 2, 6], [0.5], [-1, 1]]
+    same = all(theirs(row) == sum(row) / len(row) for row in rows)
+    return f"{'equals' if same else 'differs from'} sum(a)/len(a)"
+
+
+# What stands before a completion of the fourth prompt.
+FOREST = """import numpy as np
+from sklearn.ensemble import ExtraTreesClassifier, RandomForestClassifier
+X = np.random.randn(100, 100)
+"""
+
+
+def forest_classes() -> str:
+    forest = "\nclf = RandomForestClassifier(n_estimators=20)\nclf.fit(X, y)"
+    names: dict[str, Any] = {}
+    exec(FOREST + quoted("forest_classes") + forest, names)
+    return f"classes of the forest: {names['clf'].classes_.tolist()}"
+
+
+def forest_made(proof: str) -> str:
+    made = program_of(FOREST, proof, "clf")
+    return f"{type(made).__name__}, {made.n_estimators} trees"
+
+
+def forest_asked() -> str:
+    return forest_made("forest_asked")
+
+
+def forest_other() -> str:
+    return forest_made("forest_other")
+
+
+def forest_unnamed() -> str:
+    call = lambda: forest_made("forest_unnamed")
+    return error_of(call, "name 'n_jobs' is not defined")
 
 
 def unused_pipe() -> str:

@@ -2,19 +2,14 @@
 
 from __future__ import annotations
 
-import importlib.util
 import random
+import sys
 
 import pytest
 
 from stages import corpus, data_job
 from stages.sources import blob_id
 from utils.errors import ROOT, CourseError
-
-DATATROVE = pytest.mark.skipif(
-    importlib.util.find_spec("datatrove") is None,
-    reason='datatrove is not installed: pip install -e ".[data]"',
-)
 
 
 def row(text, package, path, licence="MIT"):
@@ -85,7 +80,6 @@ def test_tasks_in_any_order_make_the_corpus_of_one_process(
     assert data_job.read_json(tmp_path / "made" / "report.json") == alone[1]
 
 
-@DATATROVE
 @pytest.mark.slow
 def test_two_workers_make_the_corpus_of_one_process(files, alone, tmp_path):
     report = data_job.run(files, tmp_path / "made", workers=2)
@@ -109,9 +103,9 @@ def test_a_folder_without_rows_is_refused(tmp_path):
         data_job.steps_of(tmp_path, tmp_path / "made", tmp_path / "job")
 
 
-@pytest.mark.skipif(not DATATROVE.args[0], reason="datatrove is installed")
 def test_without_datatrove_the_command_says_what_to_install(
-    files, tmp_path, capsys
+    files, tmp_path, capsys, monkeypatch
 ):
+    monkeypatch.setitem(sys.modules, "datatrove.executor", None)
     assert data_job.main([str(files), str(tmp_path / "made")]) == 1
     assert 'pip install -e ".[data]"' in capsys.readouterr().err

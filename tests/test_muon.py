@@ -1,6 +1,8 @@
 """Two Muons that do what torch's does: the engine's, in float32 on a processor, and the batched one."""
 
 import copy
+import subprocess
+import sys
 
 import pytest
 import torch
@@ -11,6 +13,7 @@ from benchmarks import muon
 from benchmarks.muon import ROUNDS, BatchedMuon, orthogonalize
 from stages.muon import Muon
 from stages.muon import orthogonalize as direction_of
+from utils.errors import ROOT
 
 SHAPES = [(8, 8), (32, 8), (8, 32), (8, 12), (8, 8), (12, 8)]
 
@@ -197,3 +200,41 @@ def test_a_matrix_without_a_gradient_stays():
     assert torch.equal(matrices[0], before[0] * (1 - 0.03 * 0.1)), "only decayed"
     assert not torch.equal(matrices[1], before[1])
     assert all(map(torch.equal, matrices[2:], before[2:]))
+
+
+EXCHANGES = """
+import torch
+import torch.distributed as dist
+from torch.distributed.device_mesh import init_device_mesh
+from torch.distributed.tensor import Shard, distribute_tensor
+from torch.distributed.tensor.debug import CommDebugMode
+from torch.testing._internal.distributed.fake_pg import FakeStore
+
+from stages.muon import Muon
+
+dist.init_process_group("fake", store=FakeStore(), rank=0, world_size=2)
+mesh = init_device_mesh("cpu", (2,))
+for shape in ((64, 256), (256, 64)):
+    whole = distribute_tensor(torch.zeros(shape), mesh, [Shard(0)])
+    weight = torch.nn.Parameter(whole)
+    weight.grad = distribute_tensor(torch.ones(shape), mesh, [Shard(0)])
+    with CommDebugMode() as counted:
+        Muon([weight], lr=0.1, weight_decay=0.0).step()
+    print(counted.get_total_counts())
+"""
+
+
+@pytest.mark.skipif(
+    not torch.__version__.startswith("2.13."), reason="counted with torch 2.13"
+)
+def test_a_matrix_in_shards_is_exchanged_as_often_as_the_page_on_launching_says():
+    command = [sys.executable, "-c", EXCHANGES]
+    done = subprocess.run(
+        command, cwd=ROOT, capture_output=True, text=True, check=True
+    )
+    wide, tall = done.stdout.split()
+    page = " ".join((ROOT / "launch" / "README.md").read_text("utf-8").split())
+    assert (
+        f"{wide} exchanges for a wide or square matrix and {tall} for a tall one"
+        in page
+    )

@@ -83,8 +83,8 @@ def open_corpus() -> Corpus:
 def cut_pieces(texts: Iterable[str], count: int, size: int) -> list[str]:
     """So many pieces of `size` characters, spread evenly over the texts, in their order.
 
-    >>> cut_pieces(["abcdefg", "xyz"], count=3, size=2)
-    ['ab', 'cd', 'xy']
+    >>> cut_pieces(["abcdefg", "xyz"], count=2, size=2)
+    ['ab', 'ef']
     """
     every = []
     for text in texts:

@@ -70,8 +70,8 @@ def primed_bits(compress: Compress, read: bytes, text: bytes) -> float:
 
     >>> import random
     >>> noise = random.Random(0).randbytes(10_000)
-    >>> round(plain_bits(with_xz, noise), 1), round(primed_bits(with_xz, noise, noise), 1)
-    (8.1, 0.0)
+    >>> plain_bits(with_xz, noise) > 8, primed_bits(with_xz, noise, noise) < 0.2
+    (True, True)
     """
     before = len(compress(read))
     after = len(compress(read + text))

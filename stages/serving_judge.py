@@ -10,7 +10,6 @@ import contextlib
 import functools
 import json
 import threading
-import time
 from collections.abc import Callable, Iterable
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
@@ -25,8 +24,19 @@ TALK: list[Any] = [{"role": "user", "content": "What now?"}]
 LATE = Piece("(nothing was sent before the second piece)", "stop")
 # So many pieces may be written for a client that has left until somebody notices.
 PATIENCE = 400
-# Seconds without a piece after which no more is expected, also on a busy machine.
-STILL = 5
+# Turns of the server's own loop after which nothing more is expected to happen in it.
+# They are counted, and no clock is read: a machine that stalls holds the turns up too.
+TURNS = 300
+TURN_SECONDS = 0.01
+
+
+async def happens_within_the_turns(has_happened: Callable[[], bool]) -> bool:
+    """Whether something happens in the loop that runs, in as many turns as are waited for."""
+    for _ in range(TURNS):
+        if has_happened():
+            return True
+        await asyncio.sleep(TURN_SECONDS)
+    return has_happened()
 
 
 class Played:
@@ -44,7 +54,7 @@ class Played:
         """The next piece of the answer."""
         await asyncio.sleep(0.002)
         self.count += 1
-        if self.count == 2 and not await asyncio.to_thread(self.sent.wait, 5):
+        if self.count == 2 and not await happens_within_the_turns(self.sent.is_set):
             return LATE
         return next(self.pieces)
 
@@ -72,9 +82,11 @@ class Overheard:
     def __init__(self, app: FastAPI, request: Played) -> None:
         self.app = app
         self.request = request
+        self.loop: asyncio.AbstractEventLoop | None = None
 
     async def __call__(self, scope: Any, receive: Any, send: Any) -> None:
         """Pass everything on."""
+        self.loop = asyncio.get_running_loop()
 
         async def overhear(message: Any) -> None:
             await send(message)
@@ -88,7 +100,8 @@ def stream(
     build: Build, player: Player, leave: bool = False, **how: Any
 ) -> list[Any]:
     """The chunks that the official client gets; with `leave` it hangs up behind the first."""
-    app: Any = Overheard(build(player), player.request)
+    overheard = Overheard(build(player), player.request)
+    app: Any = overheard
     with serve_app(app) as url:
         client = official_client().with_options(base_url=url + "/v1")
         chunks = client.chat.completions.create(
@@ -99,7 +112,9 @@ def stream(
             parts += list(chunks)
         chunks.close()
         if leave:
-            wait_for_the_end(player.request)
+            assert overheard.loop is not None
+            ending = wait_for_the_end(player.request)
+            asyncio.run_coroutine_threadsafe(ending, overheard.loop).result()
     return parts
 
 
@@ -143,13 +158,14 @@ def send_and_vanish(app: Any, path: str, body: dict[str, Any]) -> None:
         pool.submit(asyncio.run, run()).result()
 
 
-def wait_for_the_end(request: Played) -> None:
+async def wait_for_the_end(request: Played) -> None:
     """Until somebody ends a request, it has written far too much for nobody, or it stands still."""
-    last = request.count + PATIENCE
-    count, since = request.count, time.monotonic()
-    while not request.cancelled and request.count < last:
-        if request.count > count:
-            count, since = request.count, time.monotonic()
-        if time.monotonic() - since > STILL:
-            return
-        time.sleep(0.01)
+    far_too_much = request.count + PATIENCE
+    moves = True
+    while moves and not request.cancelled and request.count < far_too_much:
+        moves = await happens_within_the_turns(moved_since(request, request.count))
+
+
+def moved_since(request: Played, count: int) -> Callable[[], bool]:
+    """The question whether a request was ended, or has written more than so many pieces."""
+    return lambda: request.cancelled or request.count > count

@@ -242,7 +242,10 @@ def read_lines(file: str) -> list[str]:
 
 
 def last_checkpoint(folder: Path) -> str | None:
-    """The newest checkpoint that was saved to its end: `trainer_state.json` is written last."""
+    """The newest checkpoint whose `trainer_state.json` is there, what the first process writes last.
+
+    Other processes may still be writing their random state then.
+    """
     saved = {}
     for state in folder.glob("checkpoint-[0-9]*/trainer_state.json"):
         path = state.parent

@@ -70,6 +70,23 @@ def prose_of(path: Path) -> str:
     return re.sub(r"(?ms)^ *```.*?^ *```|`[^`\n]*`", "", text)
 
 
+def sentence_lengths(path: Path) -> list[int]:
+    """Words of each sentence of a lesson, without headings, tables, pictures and generated cells."""
+    lengths = []
+    for cell in notebooks.cells(notebooks.read(path), "markdown"):
+        if {"header", "footer"} & set(cell["metadata"].get("tags", [])):
+            continue
+        text = re.sub(r"(?ms)^ *```.*?^ *```", "", notebooks.source(cell))
+        text = re.sub(r"(?m)!\[[^]]*\]\([^)]*\)|^\s*(\||#|<).*$", "", text)
+        text = re.sub(r"\[([^]]*)\]\([^)]*\)", r"\1", text)
+        text = re.sub(r"`[^`]*`|\$[^$]*\$", "X", text)
+        for sentence in re.split(r"(?<=[.!?:])\s+|\n\n+", text):
+            words = re.findall(r"[\w'’-]+", sentence)
+            if words:
+                lengths.append(len(words))
+    return lengths
+
+
 def house_words() -> Iterator[tuple[Path, str]]:
     """Every word of ours that a lesson uses where the field has its own."""
     for path in notebooks.readable(notebooks.select()):

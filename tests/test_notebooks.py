@@ -134,6 +134,28 @@ def test_house_words_are_found(here, text, words):
     assert sorted(found) == sorted(words)
 
 
+@pytest.mark.parametrize(
+    "text, lengths",
+    [
+        ("One two. Three four five: six!", [2, 3, 1]),
+        ("# A heading\n\nA [link of four words](a.md) and `code or more`.", [7]),
+        ("| a | table |\n\n![a picture](b.svg)\n\n```\ncode\n```\nIt *ends*.", [2]),
+    ],
+)
+def test_sentences_are_measured(here, text, lengths):
+    problems(here, text)
+    path = here.root / "notebooks/05_tokens.ipynb"
+    assert prose.sentence_lengths(path) == lengths
+
+
+@pytest.mark.release
+@pytest.mark.parametrize("path", prose.notebooks.select(), ids=lambda path: path.stem)
+def test_sentences_are_neither_choppy_nor_endless(path):
+    lengths = prose.sentence_lengths(path)
+    assert 14 <= sum(lengths) / len(lengths) <= 18
+    assert sum(length <= 6 for length in lengths) / len(lengths) <= 0.15
+
+
 @pytest.mark.release
 def test_the_lessons_speak_the_fields_words():
     assert [f"{path.name}: {text}" for path, text in prose.house_words()] == []

@@ -422,3 +422,19 @@ def test_the_hub_tells_what_was_asked_of_it_and_what_it_sent(tmp_path):
         assert before == (constants.ENDPOINT, constants.HF_HUB_OFFLINE)
     link = home / "models--course--tiny/snapshots" / commit
     assert (link / "model.safetensors").read_bytes() == bytes(1000)
+
+
+@pytest.mark.parametrize(
+    ("end", "least", "most"),
+    [(r"\p{L}(?=\P{L})", 0, 0), (r"\((?=\S)", 0.5, 1), (r"\.(?=\S)", 0.5, 1)],
+    ids=["word", "bracket", "dot"],
+)
+def test_the_code_pattern_cuts_behind_words_and_not_behind_punctuation(
+    end, least, most
+):
+    kept = []
+    for text in SOURCES:
+        cuts = {found.end() for found in regex.finditer(PATTERNS["code"], text)}
+        kept += [place.end() in cuts for place in regex.finditer(end, text)]
+    broken = 1 - sum(kept) / len(kept)
+    assert least <= broken <= most

@@ -18,7 +18,7 @@ from transformers import T5Config, T5ForConditionalGeneration
 from stages import translators
 from stages.dates import LETTERS, START, all_days, date_batch, in_words
 from stages.evaluation import gain_of_sums
-from stages.title_model import Spelling, keep_tokens, unknown_letters
+from stages.title_model import SHAPE, Spelling, keep_tokens, unknown_letters
 from stages.translation import (
     Memory,
     Pair,
@@ -325,3 +325,9 @@ def test_losses_add_up(catalogue):
 def test_the_nearest_of_equals_is_the_first():
     memory = Memory(["Log out", "log out!"])
     assert memory.nearest("log out") == (1.0, 0)
+
+
+def test_the_packaged_t5_does_not_scale_its_outputs_down():
+    assert T5Config(**SHAPE).scale_decoder_outputs is False
+    tied = {**SHAPE, "tie_word_embeddings": True}
+    assert T5Config(**tied).scale_decoder_outputs is True

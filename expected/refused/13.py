@@ -27,7 +27,7 @@ def restored(wrong):
     return way
 
 
-def walk(rates, restore=True, steps=True, stop=True, after=False):
+def walk(rates, restore=True, steps=True, stop=True, after=False, numbers=False):
     """A range test with one thing wrong; `rates` are those of the steps."""
 
     def wrong(model, loss_of, batches, low, high):
@@ -41,7 +41,9 @@ def walk(rates, restore=True, steps=True, stop=True, after=False):
                 optimizer.step()
             seen = loss_of(model, batch) if after else loss
             curve.append((rate, seen.item()))
-            if stop and not seen.item() <= 4 * min(value for _, value in curve):
+            lowest = min(value for _, value in curve)
+            grows = seen.item() > 4 * lowest
+            if stop and (grows if numbers else not seen.item() <= 4 * lowest):
                 break
         return curve
 
@@ -59,6 +61,8 @@ lesson.refuse(
         walk(np.geomspace, steps=False),
         walk(np.geomspace, stop=False),
         walk(np.geomspace, after=True),
+        # goes on where the loss is no number
+        walk(np.geomspace, numbers=True),
         walk(np.linspace),
         walk(late),
     ],
@@ -95,6 +99,9 @@ lesson.refuse(
         lambda v, t: (v.mean(1).argmax(), v.mean(1).max()),
         # all seeds, but chosen on the test set
         lambda v, t: (t.mean(1).argmax(), t.mean(1).max()),
+        # honest numbers behind a choice by one seed, the luckiest or the first
+        lambda v, t: (v.max(1).argmax(), t[v.max(1).argmax()].mean()),
+        lambda v, t: (v[:, 0].argmax(), t[v[:, 0].argmax()].mean()),
         # honest numbers, and no choice
         lambda v, t: (2, t[2].mean()),
     ],

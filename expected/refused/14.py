@@ -97,6 +97,10 @@ def places_of(packages):
     return [np.flatnonzero(packages == name) for name in np.unique(packages)]
 
 
+def seeds_left_out(ours, theirs, packages, draws=4000):
+    return interval_of(ours - theirs, places_of(packages), False, draws)
+
+
 def by_question(ours, theirs, packages, draws=4000):
     each = [np.array([place]) for place in range(len(packages))]
     return interval_of(ours - theirs, each, True, draws)
@@ -126,4 +130,4 @@ def unpaired(ours, theirs, packages, draws=4000):
     return ((ours - theirs).mean(), *np.quantile(values, [0.025, 0.975]))
 
 
-lesson.refuse("14.4", honest=[by_question, best_seed, mean_of_packages, unpaired])
+lesson.refuse("14.4", honest=[by_question, best_seed, mean_of_packages, unpaired, seeds_left_out])

@@ -24,7 +24,7 @@ def test_the_threshold_parts_what_can_be_parted() -> None:
 
 
 @pytest.mark.parametrize("label", [0, 1])
-def test_the_threshold_says_the_same_to_all_where_there_is_one_answer(label) -> None:
+def test_where_there_is_one_answer_the_threshold_gives_it(label: int) -> None:
     best = run("threshold")["best_threshold"]
     scores, labels = np.array([0.2, 0.7, 0.5]), np.full(3, label)
     assert right_at(best(scores, labels), scores, labels) == 1

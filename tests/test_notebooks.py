@@ -149,7 +149,9 @@ def test_sentences_are_measured(here, text, lengths):
 
 
 @pytest.mark.release
-@pytest.mark.parametrize("path", prose.notebooks.select(), ids=lambda path: path.stem)
+@pytest.mark.parametrize(
+    "path", prose.notebooks.select(), ids=lambda path: path.stem
+)
 def test_sentences_are_neither_choppy_nor_endless(path):
     lengths = prose.sentence_lengths(path)
     assert 14 <= sum(lengths) / len(lengths) <= 18

@@ -6,6 +6,7 @@ tests/test_what_sources_say.py compares.
 
 from __future__ import annotations
 
+import ast
 import contextlib
 import inspect
 import logging
@@ -16,9 +17,11 @@ import shutil
 import subprocess
 import sys
 import tempfile
+import tomllib
 import unicodedata
 from collections.abc import Callable
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -31,6 +34,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 from course.sources import load
 from utils.assets import asset
+from utils.errors import ROOT
 
 
 def error_of(call: Callable[[], Any], part: str) -> str:
@@ -228,6 +232,52 @@ def decayed_norms() -> str:
     return f"{len(decayed)} of {len(norms)} norms of GPT-2 decay"
 
 
+NAMESPACE = """
+"train_batch_size": 2, # 12
+"valid_batch_size": 2, # 12
+"weight_decay": 0.1,
+"shuffle_buffer": 1000,
+"learning_rate": 2e-4, # 5e-4
+"lr_scheduler_type": "cosine",
+"num_warmup_steps": 750, # 2000
+"gradient_accumulation_steps": 16, # 1
+"max_train_steps": 50000, # 150000
+"max_eval_steps": -1,
+"seq_length": 1024,
+"seed": 1,
+"""
+
+
+def namespace() -> str:
+    """Which of our two large recipes the quoted values are, and which the values behind `#`."""
+    values = ast.literal_eval("{" + NAMESPACE + "}")
+    behind = re.findall(r'"(\w+)": \S+, # (\S+)', NAMESPACE)
+    commented = values | {name: float(value) for name, value in behind}
+    assert len(values) == 12
+    found = []
+    for given in (values, commented):
+        [name] = filter(partial(has_values, given), ("gpt2-1.5b", "gpt2-110m"))
+        found.append(name)
+    return f"on sixteen cards the values are {found[0]}.toml, those behind # {found[1]}.toml"
+
+
+def has_values(given: dict[str, Any], name: str) -> bool:
+    """Whether a large recipe has the rows, rate, warm-up and schedule of a Namespace."""
+    path = ROOT / "launch" / "recipes" / f"{name}.toml"
+    recipe = tomllib.loads(path.read_text(encoding="utf-8"))
+    rows = 16 * given["train_batch_size"] * given["gradient_accumulation_steps"]
+    warmup = given["num_warmup_steps"] / given["max_train_steps"]
+    same = {
+        "rows": rows,
+        "rate": given["learning_rate"],
+        "schedule": given["lr_scheduler_type"],
+        "weight_decay": given["weight_decay"],
+        "block": given["seq_length"],
+    }
+    near = math.isclose(recipe["warmup"], warmup, rel_tol=0.05)
+    return near and same.items() <= recipe.items()
+
+
 def overflow() -> str:
     quiet = torch.exp(torch.tensor(1000.0)).isinf().item()
     loud = error_of(lambda: math.exp(1000), "range error") == "range error"
@@ -371,6 +421,34 @@ def launch_line() -> str:
     assert told.multi_gpu and told.training_script == "script_name.py"
     given = " ".join(told.training_script_args)
     return f"{told.num_processes} processes, {told.mixed_precision}; the script gets {given}"
+
+
+SCRIPT = """
+import os, sys
+print(os.environ.get("WORLD_SIZE", 1), os.environ["CUDA_VISIBLE_DEVICES"], *sys.argv[1:])
+"""
+
+
+def launch_one() -> str:
+    """The quoted line, typed into a shell, with a script that says what it got."""
+    line = quoted("launch_one").removesuffix(" ...")
+    with tempfile.TemporaryDirectory() as folder:
+        Path(folder, "script_name.py").write_text(SCRIPT)
+        line = line.replace("{script_name.py}", "script_name.py")
+        line = line.replace(
+            "accelerate launch", f"{sys.executable} -m accelerate.commands.launch"
+        )
+        done = subprocess.run(
+            ["sh", "-c", line],
+            cwd=folder,
+            capture_output=True,
+            text=True,
+            check=True,
+        )
+    processes = done.stdout.splitlines()
+    [(world, cards, *given)] = [told.split() for told in processes]
+    assert world == "1"
+    return f"{len(processes)} process, which sees card {cards} and gets {' '.join(given)}"
 
 
 def launch_defaults() -> str:
@@ -702,6 +780,85 @@ def source_install() -> str:
     words = "This example requires a source install from HuggingFace Transformers"
     said = error_of(lambda: check_min_version("99.0.dev0"), words)
     return "the same words today" if said == words else said
+
+
+TEN_LINES = """\
+from datasets import load_dataset
+from transformers import AutoModelForCausalLM
+from trl import SFTTrainer
+
+dataset = load_dataset("imdb", split="train")
+model = AutoModelForCausalLM.from_pretrained("facebook/opt-350m")
+
+trainer = SFTTrainer(
+    model,
+    train_dataset=dataset,
+    dataset_text_field="text",
+    max_seq_length=512,
+)
+trainer.train()
+"""
+TODAY = (
+    TEN_LINES.replace("import SFTTrainer", "import SFTConfig, SFTTrainer")
+    .replace('    dataset_text_field="text",\n', "")
+    .replace(
+        "    max_seq_length=512,\n",
+        '    args=SFTConfig(dataset_text_field="text", max_length=512),\n',
+    )
+)
+
+
+def small_opt(folder: str) -> Any:
+    """An OPT of few weights, with a tokenizer beside its name."""
+    from transformers import GPT2TokenizerFast, OPTConfig, OPTForCausalLM
+
+    words = asset("gpt2-vocabulary")
+    tokenizer = GPT2TokenizerFast(
+        vocab=f"{words}/encoder.json", merges=f"{words}/vocab.bpe"
+    )
+    tokenizer.save_pretrained(folder)
+    config = OPTConfig(
+        vocab_size=len(tokenizer), hidden_size=8, ffn_dim=8, word_embed_proj_dim=8,
+        num_hidden_layers=1, num_attention_heads=1,
+    )  # fmt: skip
+    config._name_or_path = folder
+    return OPTForCausalLM(config)
+
+
+def sft_lines() -> str:
+    """The program as printed and in today's form, with a small model and text in its places."""
+    import datasets
+    import transformers
+    import trl
+
+    rows = datasets.Dataset.from_dict({"text": ["a good film", "a bad film"] * 2})
+    names: dict[str, Any] = {}
+    with tempfile.TemporaryDirectory() as folder:
+        here = partial(
+            trl.SFTConfig, folder, use_cpu=True, bf16=False, max_steps=2,
+            report_to="none", disable_tqdm=True,
+        )  # fmt: skip
+        auto = transformers.AutoModelForCausalLM
+        with (
+            mock.patch.object(datasets, "load_dataset", lambda name, split: rows),
+            mock.patch.object(
+                auto, "from_pretrained", lambda name: small_opt(folder)
+            ),
+            mock.patch.object(trl, "SFTConfig", here),
+            contextlib.redirect_stdout(None),
+        ):
+            try:
+                exec(TEN_LINES, {})
+                printed = "works"
+            except TypeError as error:
+                assert "'dataset_text_field'" in str(error), error
+                printed = "TypeError"
+            exec(TODAY, names)
+    assert names["trainer"].state.global_step == 2
+    lines = [line for line in TODAY.splitlines() if line]
+    return (
+        f"as printed {printed}; in today's form {len(lines)} lines, and it trains"
+    )
 
 
 def sft_share() -> str:

@@ -113,19 +113,20 @@ def draw_slots(plans: Mapping[str, Sequence[Bar]]) -> None:
 def draw_trade(found: Mapping[int, Sequence[float]]) -> None:
     """Tokens a second for all callers, over the time between two tokens of one."""
     figure, axes = plt.subplots(figsize=(7, 2.8))
-    for callers, seconds in found.items():
+    for number, (callers, seconds) in enumerate(found.items()):
         wait = 1e3 * np.array(seconds)
         speed = 1e3 * callers / wait
-        axes.plot(wait, speed, ".", color=COLOURS[0], alpha=0.4)
+        label = "each round" if number == 0 else None
+        axes.plot(wait, speed, ".", color=COLOURS[0], alpha=0.4, label=label)
         middle = (float(np.median(wait)), float(np.median(speed)))
-        axes.plot(*middle, "o", color=COLOURS[1])
+        label = "median, with its number of callers" if number == 0 else None
+        axes.plot(*middle, "o", color=COLOURS[1], label=label)
         axes.annotate(f"  {callers}", middle, color=COLOURS[1])
-    axes.set(
-        xlabel="ms between two tokens of one of so many callers", xlim=(0, None)
-    )
+    axes.set(xlabel="ms between two tokens of one caller", xlim=(0, None))
+    axes.legend(frameon=False, loc="lower right")
     axes.set(ylabel="tokens a second for all", ylim=(0, None))
     alt = (
         "Throughput over latency, each median labelled with its number of callers: "
     )
-    alt += "with more callers throughput rises, and so does the wait of each."
+    alt += "with more callers throughput rises, and on the whole the wait of each."
     show_figure(figure, alt)

@@ -79,7 +79,7 @@ def draw_roof(
         axis.set_minor_locator(NullLocator())
     axes.set(xlabel="operations for each byte read")
     axes.set(ylabel="billion operations a second")
-    axes.legend(frameon=False, loc="lower right")
+    axes.legend(loc="upper left", fontsize=8)
     alt = "The roofline: a slope set by memory, then a flat roof. Decoding for one "
     alt += (
         "caller is furthest to the left, more callers follow to the right, and a "
@@ -96,7 +96,7 @@ def draw_slots(plans: Mapping[str, Sequence[Bar]]) -> None:
             colour = COLOURS[number % 6]
             place = (slot - 0.4, 0.8)
             axes.broken_barh(
-                [(start, length)], place, edgecolor="white", color=colour
+                [(start, length)], place, edgecolor="white", facecolor=colour
             )
         axes.set(yticks=[], ylabel=name)
     panels[-1].set(xlabel="steps")
@@ -123,7 +123,7 @@ def draw_trade(found: Mapping[int, Sequence[float]]) -> None:
         axes.plot(*middle, "o", color=COLOURS[1], label=label)
         axes.annotate(f"  {callers}", middle, color=COLOURS[1])
     axes.set(xlabel="ms between two tokens of one caller", xlim=(0, None))
-    axes.legend(frameon=False, loc="lower right")
+    axes.legend(loc="upper left", fontsize=8)
     axes.set(ylabel="tokens a second for all", ylim=(0, None))
     alt = (
         "Throughput over latency, each median labelled with its number of callers: "

@@ -79,7 +79,7 @@ def draw_roof(
         axis.set_minor_locator(NullLocator())
     axes.set(xlabel="operations for each byte read")
     axes.set(ylabel="billion operations a second")
-    axes.legend(loc="upper left", fontsize=8)
+    axes.legend(frameon=False, loc="lower right")
     alt = "The roofline: a slope set by memory, then a flat roof. Decoding for one "
     alt += (
         "caller is furthest to the left, more callers follow to the right, and a "

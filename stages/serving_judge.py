@@ -28,6 +28,8 @@ PATIENCE = 400
 # They are counted, and no clock is read: a machine that stalls holds the turns up too.
 TURNS = 300
 TURN_SECONDS = 0.01
+# A loop that an answer never gives back has no turns; after so long it is left alone.
+STUCK_SECONDS = 60
 
 
 async def happens_within_the_turns(has_happened: Callable[[], bool]) -> bool:
@@ -113,8 +115,7 @@ def stream(
         chunks.close()
         if leave:
             assert overheard.loop is not None
-            ending = wait_for_the_end(player.request)
-            asyncio.run_coroutine_threadsafe(ending, overheard.loop).result()
+            wait_in(overheard.loop, player.request)
     return parts
 
 
@@ -156,6 +157,13 @@ def send_and_vanish(app: Any, path: str, body: dict[str, Any]) -> None:
     # In a thread of its own, because a notebook has a loop that runs already.
     with ThreadPoolExecutor(1) as pool:
         pool.submit(asyncio.run, run()).result()
+
+
+def wait_in(loop: asyncio.AbstractEventLoop, request: Played) -> None:
+    """Wait in the server's loop, from another thread, until a request has ended."""
+    waited = asyncio.run_coroutine_threadsafe(wait_for_the_end(request), loop)
+    with contextlib.suppress(TimeoutError):
+        waited.result(STUCK_SECONDS)
 
 
 async def wait_for_the_end(request: Played) -> None:

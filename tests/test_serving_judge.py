@@ -1,13 +1,14 @@
 """How long the judge of a streaming endpoint waits: in turns of the loop, and never by a clock."""
 
 import asyncio
+import threading
 import time
 
 import pytest
 
 from stages import serving_judge
 from stages.serving_engine import Piece
-from stages.serving_judge import LATE, Played, wait_for_the_end
+from stages.serving_judge import LATE, Played, wait_for_the_end, wait_in
 
 TURNS = 5
 
@@ -121,3 +122,22 @@ def test_a_second_piece_before_the_first_was_sent_says_so():
         await rounds(1)
 
     assert second_piece(send_nothing) is LATE
+
+
+def test_a_loop_that_an_answer_never_gives_back_does_not_hold_the_judge(
+    monkeypatch,
+):
+    monkeypatch.setattr(serving_judge, "STUCK_SECONDS", 0.1)
+    loop, freed = asyncio.new_event_loop(), threading.Event()
+    thread = threading.Thread(target=loop.run_forever)
+    thread.start()
+    loop.call_soon_threadsafe(freed.wait, 600)
+    judging = threading.Thread(target=wait_in, args=(loop, Played([])))
+    judging.start()
+    judging.join(60)
+    held = judging.is_alive()
+    freed.set()
+    loop.call_soon_threadsafe(loop.stop)
+    thread.join()
+    loop.close()
+    assert not held

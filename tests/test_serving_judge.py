@@ -132,7 +132,7 @@ def test_a_loop_that_an_answer_never_gives_back_does_not_hold_the_judge(
     thread = threading.Thread(target=loop.run_forever)
     thread.start()
     loop.call_soon_threadsafe(freed.wait, 600)
-    judging = threading.Thread(target=wait_in, args=(loop, Played([])))
+    judging = threading.Thread(target=wait_in, args=(loop, Played([])), daemon=True)
     judging.start()
     judging.join(60)
     held = judging.is_alive()
